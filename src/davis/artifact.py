@@ -1,0 +1,195 @@
+"""Detectors on disk: ``detector.json`` and ``detector.safetensors``. No pickle; loading runs nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from davis.backbone import Backbone
+from davis.calibrate import Calibration
+from davis.detector import Detector
+from davis import __version__
+
+FORMAT = 1
+JSON, TENSORS = "detector.json", "detector.safetensors"
+_NEXT = ".next"  # a file that is written but not yet in place
+
+_FIELDS: dict[str, tuple[type, ...]] = {
+    "format": (int,),
+    "spec": (str,),
+    "calibration": (dict, type(None)),
+    "backbone": (dict,),
+    "head_sha256": (str,),
+    "images_seen": (int,),
+    "preprocessing": (dict, type(None)),
+    "tensors": (dict,),
+    "tensors_sha256": (str,),
+    "versions": (dict,),
+}
+
+
+def save(detector: Detector, folder: str | os.PathLike[str]) -> Path:
+    """Write a fitted detector into a folder; an older one there is replaced whole or not at all."""
+    if not detector.is_fitted:
+        raise ValueError(f"{detector.spec!r} is not fitted; fit it before saving")
+    if detector.backbone.image_shape is None:
+        raise ValueError("the detector has not seen an image yet; call it once, so that the classifier is checked")
+    path = Path(folder)
+    if path.is_file():
+        raise ValueError(f"{path} is a file; a detector is saved into a folder")
+    path.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in _buffers(detector).items()}
+    packed = safetensors.torch.save(tensors)
+    record = {
+        "format": FORMAT,
+        "spec": detector.spec,
+        "calibration": None if detector.calibration is None else detector.calibration._asdict(),
+        "backbone": detector.backbone.describe(),
+        "head_sha256": head_sha256(detector.backbone),
+        "images_seen": detector.images_seen,
+        "preprocessing": detector.preprocessing,
+        "tensors": {name: [str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in tensors.items()},
+        "tensors_sha256": hashlib.sha256(packed).hexdigest(),
+        "versions": {"davis": __version__, "torch": torch.__version__},
+    }
+    _write(path / (TENSORS + _NEXT), packed)
+    _write(path / (JSON + _NEXT), (json.dumps(record, indent=2) + "\n").encode())
+    # A crash between these two leaves new tensors beside the old text; load() then takes the text
+    # that belongs to them from the .next file.
+    os.replace(path / (TENSORS + _NEXT), path / TENSORS)
+    os.replace(path / (JSON + _NEXT), path / JSON)
+    return path
+
+
+def load(folder: str | os.PathLike[str], model: nn.Module | Backbone) -> Detector:
+    """The detector that was saved in a folder, on the classifier that it was fitted for."""
+    path = Path(folder)
+    packed = _read(path / TENSORS)
+    record = read_record(path)
+    try:
+        tensors = safetensors.torch.load(packed)
+    except SafetensorError as error:
+        raise ValueError(f"{path / TENSORS} is not a readable safetensors file: {error}") from None
+    backbone = _backbone(model, record["backbone"], path)
+    if head_sha256(backbone) != record["head_sha256"]:
+        raise ValueError(
+            f"the classifier's last layer is not the one that {path} was fitted for "
+            f"({record['backbone'].get('model')}, head {record['backbone'].get('head')!r}); load that model or fit anew"
+        )
+    detector = Detector(backbone, record["spec"])
+    _fill(detector, tensors, record["tensors"], path)
+    if hashlib.sha256(packed).hexdigest() != record["tensors_sha256"]:
+        raise ValueError(f"{path / TENSORS} was changed after it was saved (its sha256 differs); save the detector anew")
+    detector.calibration = _calibration(record["calibration"], path)
+    detector.images_seen = record["images_seen"]
+    detector.preprocessing = record["preprocessing"]
+    return detector
+
+
+def read_record(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """The checked contents of ``detector.json``; needs no model."""
+    path = Path(folder)
+    digest = hashlib.sha256(_read(path / TENSORS)).hexdigest()
+    record = _checked(_read(path / JSON), path / JSON)
+    unfinished = path / (JSON + _NEXT)
+    if record["tensors_sha256"] != digest and unfinished.is_file():
+        newer = _checked(unfinished.read_bytes(), unfinished)
+        if newer["tensors_sha256"] == digest:
+            return newer
+    return record
+
+
+def head_sha256(backbone: Backbone) -> str:
+    """A fingerprint of the classifier's last layer."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(backbone.classifier.module.state_dict().items()):
+        values = tensor.detach().cpu().contiguous()
+        digest.update(f"{name} {values.dtype} {tuple(values.shape)}".encode())
+        digest.update(values.flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _buffers(detector: Detector) -> dict[str, Tensor]:
+    """The fitted buffers by ``stages.<position>.<name>``, positions counted over all branches."""
+    stages = [stage for branch in detector.branches for stage in branch.stages]  # type: ignore[union-attr]
+    return {f"stages.{i}.{name}": getattr(stage, name) for i, stage in enumerate(stages) for name in stage.fitted}
+
+
+def _fill(detector: Detector, tensors: dict[str, Tensor], declared: dict[str, Any], path: Path) -> None:
+    expected = _buffers(detector)
+    for problem, names in (("lacks", expected.keys() - tensors.keys()), ("has unknown", tensors.keys() - expected.keys())):
+        if names:
+            raise ValueError(f"{path / TENSORS} {problem} tensor {sorted(names)[0]!r} for {detector.spec!r}")
+    stages = [stage for branch in detector.branches for stage in branch.stages]  # type: ignore[union-attr]
+    device = next(detector.backbone.classifier.module.parameters()).device
+    for name, tensor in tensors.items():
+        found = [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
+        if declared.get(name) != found:
+            raise ValueError(f"{path / TENSORS}: tensor {name!r} is {found}, and {JSON} says {declared.get(name)}")
+        _, position, buffer = name.split(".")
+        setattr(stages[int(position)], buffer, tensor.to(device))
+
+
+def _backbone(model: nn.Module | Backbone, described: dict[str, Any], path: Path) -> Backbone:
+    backbone = Backbone.wrap(model)
+    shape = described.get("image_shape")
+    if not isinstance(shape, list) or not all(isinstance(side, int) and side > 0 for side in shape):
+        raise ValueError(f"{path / JSON}: backbone.image_shape must be a list of sizes, got {shape!r}")
+    backbone.probe(tuple(shape))
+    now = backbone.describe()
+    for key in ("tap", "head", "channels", "classes"):
+        if now[key] != described.get(key):
+            raise ValueError(
+                f"this {now['model']} has {key} {now[key]!r}, and {path} was fitted with {described.get(key)!r}; "
+                f"load it with the model that it was fitted for"
+            )
+    return backbone
+
+
+def _calibration(value: dict[str, Any] | None, path: Path) -> Calibration | None:
+    if value is None:
+        return None
+    try:
+        return Calibration(float(value["threshold"]), float(value["tpr"]), int(value["count"]))
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(f"{path / JSON}: calibration must hold threshold, tpr and count, got {value!r}") from None
+
+
+def _checked(text: bytes, path: Path) -> dict[str, Any]:
+    try:
+        record = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+    if not isinstance(record, dict) or not isinstance(record.get("format"), int):
+        raise ValueError(f"{path} is not a detector: it has no format number")
+    if record["format"] != FORMAT:
+        raise ValueError(f"{path} has format {record['format']}; this davis ({__version__}) reads {FORMAT}: update davis")
+    for problem, names in (("lacks", _FIELDS.keys() - record.keys()), ("has unknown", record.keys() - _FIELDS.keys())):
+        if names:
+            raise ValueError(f"{path} {problem} field {sorted(names)[0]!r}")
+    for name, kinds in _FIELDS.items():
+        if not isinstance(record[name], kinds) or isinstance(record[name], bool):
+            raise ValueError(f"{path}: field {name!r} is a {type(record[name]).__name__}, not a {kinds[0].__name__}")
+    return record
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise FileNotFoundError(f"no detector there: {path} does not exist") from None
+
+
+def _write(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,281 @@
+"""Detector: a classifier, a spec and a threshold, put together. It orders calls and does no maths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+
+from davis import calibrate as calibration
+from davis import spec as language
+from davis.backbone import Backbone
+from davis.branch import Branch
+from davis.stages import NotFittedError, PixelScore, Pool
+from davis.statistics import CAPACITY, Statistics
+from davis.types import Activations, Features, Images, Logits, Output, Scores
+
+Batches = Iterable["Images | tuple[Images, Tensor]"]
+
+_ROWS = 2048  # activations scored at a time: bounds the memory of neighbour searches
+
+
+class Detector(nn.Module):
+    """Scores images as a spec says, beside a classifier whose own logits stay untouched.
+
+    >>> classifier = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4))
+    >>> detector = Detector(classifier, "davis(gamma=0.5) + react(p=85) + energy")
+    >>> photos = [torch.rand(20, 3, 16, 16)]
+    >>> output = detector.fit(photos).calibrate(photos, tpr=0.9)(photos[0][:4])
+    >>> output.score.shape, output.is_ood.dtype
+    (torch.Size([4]), torch.bool)
+    """
+
+    def __init__(self, model: nn.Module | Backbone, spec: object) -> None:
+        super().__init__()
+        self.backbone = Backbone.wrap(model)
+        branches = language.parse(str(spec) if not isinstance(spec, str) else spec)
+        if len(branches) > 1:
+            raise ValueError(f"{str(spec)!r} fuses {len(branches)} detectors; this version runs one detector a spec")
+        self.branches = nn.ModuleList(branches)
+        self.calibration: calibration.Calibration | None = None
+        self.images_seen = 0
+        self.preprocessing: dict[str, object] | None = None  # how images became tensors, where that is known
+
+    @property
+    def spec(self) -> str:
+        """The canonical text: the key in tables, files and logs."""
+        return language.write(self._branches())
+
+    @property
+    def threshold(self) -> float | None:
+        """Scores below it are OOD; None until the detector is calibrated."""
+        return None if self.calibration is None else self.calibration.threshold
+
+    @property
+    def is_fitted(self) -> bool:
+        return all(stage.is_fitted for branch in self._branches() for stage in branch.stages)
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """The channel statistics to ask the backbone for when scoring from activations."""
+        return frozenset[str]().union(*(branch.reads for branch in self._branches()))
+
+    @property
+    def needs_pixels(self) -> bool:
+        """Whether this method moves images and so cannot score activations."""
+        return any(branch.needs_pixels for branch in self._branches())
+
+    def fit(self, batches: Batches, *, capacity: int = CAPACITY, seed: int = 0) -> Detector:
+        """Fit every stage in one pass over in-distribution images, labelled or not; no pass if none needs it."""
+        fit_together([self], batches, capacity=capacity, seed=seed)
+        return self
+
+    def calibrate(self, batches: Batches, *, tpr: float = 0.95) -> Detector:
+        """Set the threshold that accepts a share ``tpr`` of images like these, held out from the fit."""
+        scores = [self(images).score for images, _ in _pairs(batches)]
+        if not scores:
+            raise ValueError("no images were seen: the calibration data are empty")
+        self.calibration = calibration.calibrate(torch.cat(scores), tpr=tpr)
+        return self
+
+    def forward(self, images: Images) -> Output:
+        with _no_graph():
+            branch = self._fitted_branch()
+            activations = self.backbone(images, statistics=branch.reads)
+            if branch.needs_pixels:
+                scores = self._score_pixels(branch, self.backbone.prepare(images))
+            else:
+                scores = self._score_activations(branch, activations)
+            is_ood = None if self.calibration is None else scores < self.calibration.threshold
+            return Output(logits=activations.logits, score=scores, is_ood=is_ood)
+
+    def score(self, activations: Activations) -> Scores:
+        """The scores of images whose activations were taken before; bit-equal to a call on the images."""
+        with _no_graph():
+            branch = self._fitted_branch()
+            if branch.needs_pixels:
+                raise ValueError(f"{self.spec!r} moves the images themselves; call the detector on images instead")
+            starts = range(0, len(activations.logits), _ROWS)
+            parts = [self._score_activations(branch, activations.rows(slice(s, s + _ROWS))) for s in starts]
+            return torch.cat(parts) if parts else activations.logits.new_zeros(0, dtype=torch.float64)
+
+    def features(self, images: Images) -> Features:
+        """(batch, channel) the features that reach the score: pooled, through the neck, shaped."""
+        with _no_graph():
+            branch = self._fitted_branch(shapes_only=True)
+            return self._features(branch, branch.scoring_pool, images)
+
+    def extra_repr(self) -> str:
+        state = "fitted" if self.is_fitted else "not fitted"
+        return f"{self.spec!r}, {state}, threshold={self.threshold}"
+
+    def __repr__(self) -> str:
+        return f"Detector({type(self.backbone.model).__name__}, {self.extra_repr()})"
+
+    # -- one branch -------------------------------------------------------------------------------
+
+    def _branches(self) -> list[Branch]:
+        return [branch for branch in self.branches if isinstance(branch, Branch)]
+
+    def _fitted_branch(self, *, shapes_only: bool = False) -> Branch:
+        (branch,) = self._branches()
+        for stage in branch.shapes if shapes_only else branch.stages:
+            if not stage.is_fitted:
+                raise NotFittedError(f"{self.spec!r} is not fitted ({stage.name} learns from data); call fit first")
+        return branch
+
+    def _score_activations(self, branch: Branch, activations: Activations) -> Scores:
+        branch.to(activations.mean.device)
+        scores: Scores = branch(activations, self.backbone.neck, self.backbone.classifier)
+        if not scores.isfinite().all():
+            steps = branch.steps(activations, self.backbone.neck, self.backbone.classifier)
+            _refuse_non_finite(chain([("the backbone", activations.mean)], steps))
+        return scores
+
+    def _score_pixels(self, branch: Branch, images: Images) -> Scores:
+        branch.to(images.device)
+        if branch.perturb is not None:
+            images = branch.perturb(images, lambda moved: self._logits(branch, self._features(branch, branch.pool, moved)))
+        if not isinstance(branch.score, PixelScore):
+            activations = self.backbone(images, statistics=branch.reads)
+            return self._score_activations(branch, activations)
+        scores = branch.score.score_images(images, *self._handles(branch))
+        _refuse_non_finite([(branch.score.name, scores)])
+        return scores
+
+    def _handles(self, branch: Branch) -> tuple[Callable[[Images], Features], Callable[[Features], Logits]]:
+        """What a score that moves images is handed: images -> features and features -> logits."""
+        return (
+            lambda images: self._features(branch, branch.scoring_pool, images),
+            lambda features: self._logits(branch, features),
+        )
+
+    def _features(self, branch: Branch, pool: Pool, images: Images) -> Features:
+        wanted = pool.statistics()
+        activations = self.backbone(images, statistics=wanted, gradients=torch.is_grad_enabled())
+        branch.to(activations.mean.device)
+        return branch.shape(self.backbone.neck(pool(activations)))
+
+    def _logits(self, branch: Branch, features: Features) -> Logits:
+        return branch.logits(features, self.backbone.classifier)
+
+
+def fit_all(
+    model: nn.Module | Backbone, specs: Iterable[object], batches: Batches, *, capacity: int = CAPACITY, seed: int = 0
+) -> list[Detector]:
+    """Any number of detectors for one classifier, fitted in the same pass over the images."""
+    backbone = Backbone.wrap(model)
+    detectors = [Detector(backbone, spec) for spec in specs]
+    fit_together(detectors, batches, capacity=capacity, seed=seed)
+    return detectors
+
+
+@dataclass
+class _Wanted:
+    """What some detectors want to know of the features of one pool."""
+
+    pool: Pool
+    needs: frozenset[str]
+    statistics: Statistics | None = None
+
+
+def fit_together(
+    detectors: Sequence[Detector], batches: Batches, *, capacity: int = CAPACITY, seed: int = 0
+) -> None:
+    """Fit detectors that share a backbone: one pass for all statistics, one more where a score reads pixels."""
+    if not detectors:
+        return
+    backbone = detectors[0].backbone
+    branches = [(detector, branch) for detector in detectors for branch in detector._branches()]
+    wanted: dict[str, _Wanted] = {}
+    for _, branch in branches:
+        if branch.needs:
+            key = branch.scoring_pool.text()
+            entry = wanted.setdefault(key, _Wanted(branch.scoring_pool, frozenset()))
+            entry.needs |= branch.needs
+    by_pixels = [(detector, branch) for detector, branch in branches if isinstance(branch.score, PixelScore)]
+    if wanted and by_pixels and iter(batches) is batches:
+        raise ValueError(
+            f"{by_pixels[0][0].spec!r} reads the images in a pass of its own, and these batches can be read once only; "
+            f"give a list or a DataLoader instead of a generator"
+        )
+    with _no_graph():
+        seen = _collect(backbone, wanted.values(), batches, capacity=capacity, seed=seed) if wanted else 0
+        for detector, branch in branches:
+            statistics = wanted[branch.scoring_pool.text()].statistics if branch.needs else None
+            if statistics is not None:
+                branch.fit(statistics, backbone.classifier)
+            detector.images_seen = seen
+            detector.calibration = None  # a threshold belongs to the fit that it was taken from
+        if by_pixels:
+            _observe(by_pixels, batches)
+
+
+def _collect(
+    backbone: Backbone, wanted: Iterable[_Wanted], batches: Batches, *, capacity: int, seed: int
+) -> int:
+    """Fill the statistics of every pool in one pass; the number of images seen."""
+    entries = list(wanted)
+    reads = frozenset[str]().union(*(entry.pool.statistics() for entry in entries))
+    seen = 0
+    for activations, labels in backbone.stream(batches, statistics=reads):
+        gap = backbone.neck(activations.mean)
+        for entry in entries:
+            features = backbone.neck(entry.pool(activations))
+            logits = backbone.classifier(features)
+            if entry.statistics is None:
+                classes = logits.shape[1]
+                entry.statistics = Statistics(entry.needs, classes=classes, capacity=capacity, seed=seed)
+            entry.statistics.update(features, logits, labels, gap)
+        seen += len(gap)
+    if seen == 0:
+        raise ValueError("no images were seen: the fit data are empty")
+    return seen
+
+
+def _observe(branches: list[tuple[Detector, Branch]], batches: Batches) -> None:
+    """The pass of the scores that read pixels."""
+    observed: list[list[Tensor]] = [[] for _ in branches]
+    most = max(branch.score.images_to_fit for _, branch in branches if isinstance(branch.score, PixelScore))
+    seen = 0
+    for images, _ in _pairs(batches):
+        images = branches[0][0].backbone.prepare(images)[: most - seen]
+        for (detector, branch), values in zip(branches, observed, strict=True):
+            if isinstance(branch.score, PixelScore):
+                values.append(branch.score.observe(images, *detector._handles(branch)))
+        seen += len(images)
+        if seen >= most:
+            break
+    if seen == 0:
+        raise ValueError("no images were seen: the fit data are empty")
+    for (detector, branch), values in zip(branches, observed, strict=True):
+        if isinstance(branch.score, PixelScore):
+            branch.score.settle(torch.cat(values))
+        detector.images_seen = max(detector.images_seen, seen)
+
+
+def _pairs(batches: Batches) -> Iterator[tuple[Images, Tensor | None]]:
+    for batch in batches:
+        yield (batch[0], batch[1]) if isinstance(batch, tuple | list) else (batch, None)
+
+
+@contextmanager
+def _no_graph() -> Iterator[None]:
+    """No gradients, but not inference mode: ODIN needs a graph through the same tensors."""
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
+def _refuse_non_finite(steps: Iterable[tuple[str, Tensor]]) -> None:
+    for name, value in steps:
+        bad = (~value.isfinite()).flatten(1).any(1) if value.ndim > 1 else ~value.isfinite()
+        if bad.any():
+            rows = bad.nonzero().flatten().tolist()
+            raise ValueError(
+                f"{name} gave NaN or infinity for {len(rows)} of {len(value)} images (first: row {rows[0]}); "
+                f"its arithmetic overflows on these features: choose a milder setting or another method"
+            )

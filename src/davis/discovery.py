@@ -1,0 +1,236 @@
+"""Where a classifier averages its last map, found by watching it classify noise.
+
+In the graph of recorded calls the last layer is the call that gave the logits. The pooled vector is a
+place that every path to the last layer crosses and that holds the average of a map. No table of model
+names is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from davis.tracing import ADVICE, BATCHES, ENTRY, Call, Node, PerImage, Ref, Replay, Trace, TracingError
+from davis.types import Classifier, Images, Logits
+
+LINEAR_CALLS = {"linear", "conv1d", "conv2d", "conv3d", "matmul", "__matmul__", "mm", "addmm"}
+# Calls that keep every value and at most move it.
+RESHAPING = frozenset(
+    ("view", "reshape", "flatten", "unflatten", "permute", "transpose", "movedim", "moveaxis", "swapaxes", "swapdims")
+    + ("squeeze", "unsqueeze", "t", "T", "mT", "view_as", "reshape_as", "contiguous", "clone", "detach")
+    + ("to", "type", "type_as", "float", "double", "half", "bfloat16")
+)
+PICKING = {"__getitem__", "select", "index_select", "narrow", "unbind", "split", "chunk", "take_along_dim", "gather"}
+CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4}  # of the largest value; half precision: 3e-2
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """How a model is read: ``head(neck(mean of after(output of tap)))`` are its logits."""
+
+    tap: str  # "" is the images themselves
+    head: str
+    after: Callable[[Tensor], Tensor] | None = None
+    neck: Callable[[Tensor], Tensor] | None = None
+
+
+def logits_of(output: object) -> Logits:
+    """The logits in what a model returned: the tensor itself, or the "logits" of a mapping."""
+    logits = output.get("logits") if isinstance(output, Mapping) else output
+    if isinstance(logits, Tensor):
+        return logits
+    given = f"a {type(output).__name__}" + (f" with {sorted(output)}" if isinstance(output, Mapping) else "")
+    raise TypeError(f"the model returned {given}; it must return a tensor of logits, or a mapping with 'logits'")
+
+
+def discover(model: nn.Module, images: Images) -> Adapter:
+    """Find how a model in eval mode is read, for images of this shape, precision and device."""
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TracingError(f"TorchScript hides what it does{ADVICE}")
+    (trace, logits), (twin, _) = (_trace(model, images, batch) for batch in BATCHES)
+    if len(trace.nodes) != len(twin.nodes):  # some models compute a table on their first run and keep it
+        trace, logits = _trace(model, images, BATCHES[0])
+    traces = (trace, twin)
+    head, last = _last_layer(model, trace, logits)
+    pooling = _find_pooling(traces, last)
+    tap, source = _find_tap(trace, pooling.map)
+    after = _after(model, traces, source, pooling)
+    return Adapter(tap, head, after, _neck(model, traces, pooling.pooled, last))
+
+
+def _trace(model: nn.Module, images: Images, batch: int) -> tuple[Trace, Logits]:
+    # Normal tensors even inside inference_mode: only they count the writes to them.
+    with torch.inference_mode(False), torch.no_grad():
+        generator = torch.Generator("cpu").manual_seed(batch)
+        noise = torch.randn((batch, *images.shape[1:]), generator=generator, device="cpu", dtype=torch.float32)
+        noise = noise.to(images.device, images.dtype)
+        trace, output = Trace.record(model, noise)
+        return trace, logits_of(output)
+
+
+def _last_layer(model: nn.Module, trace: Trace, logits: Logits) -> tuple[str, int]:
+    """The name of the layer that gave the logits, and the node that it read."""
+    linear = [node for node in reversed(trace.nodes) if node.live and node.name in LINEAR_CALLS]
+    for node in linear:
+        value = node.value
+        if value is None or value.numel() != logits.numel():
+            continue
+        if torch.equal(value.reshape(logits.shape).to(logits.dtype), logits):
+            read = [parent for parent in node.parents if trace.nodes[parent].live]
+            owner = _owner(model, trace, node)
+            if owner is None or len(read) != 1:
+                raise TracingError(f"no nn.Linear or 1x1 convolution owns the weights of its last layer{ADVICE}")
+            return owner, read[0]
+    owner = _owner(model, trace, linear[0]) if linear else None
+    raise TracingError(
+        "its output is not what a last linear layer returned"
+        + (f" (something follows {owner!r}: softmax, scaling, pooling)" if owner else "")
+        + "; let it return the logits of its last nn.Linear or 1x1 convolution"
+    )
+
+
+def _owner(model: nn.Module, trace: Trace, node: Node) -> str | None:
+    """The name of the linear module that made a node."""
+    linear = [(name, module) for name, module in model.named_modules() if Classifier(module).is_linear]
+    for name, _ in linear:
+        if name in trace.returned and trace.nodes[trace.returned[name]].identity == node.identity:
+            return name
+    constants, waiting = set[int](), list(node.parents)
+    while waiting:  # the weight itself, or what it was before a transpose
+        parent = trace.nodes[waiting.pop()]
+        if not parent.live:
+            constants.add(id(parent.reference()))
+            waiting += parent.parents
+    for name, module in linear:
+        if id(module.weight) in constants:
+            return name
+    return None
+
+
+@dataclass(frozen=True)
+class _Pooling:
+    map: int
+    pooled: int
+    channel_axis: int
+
+
+def _find_pooling(traces: tuple[Trace, Trace], last: int) -> _Pooling:
+    """The last map that is averaged on the way to the last layer, and its average."""
+    trace = traces[0]
+    path, narrow = trace.ancestors(last), trace.narrows(last)
+    for index in reversed(path):
+        # The first place that holds the average: a later one may only look the same on noise.
+        for pooled in (node for node in narrow if node > index):
+            if _averaged_axis(traces, index, pooled) is not None:
+                return _widest(traces, index, pooled, narrow)
+    raise TracingError(_why_not(trace, path))
+
+
+def _widest(traces: tuple[Trace, Trace], index: int, pooled: int, narrow: list[int]) -> _Pooling:
+    """The pooling with its map taken from before any averaging in steps and any reshaping."""
+    trace = traces[0]
+    best = _Pooling(index, pooled, _averaged_axis(traces, index, pooled) or 1)
+    while _is_averaging(trace.nodes[index]) or _is_rearranged(trace, index):
+        read = [parent for parent in trace.nodes[index].parents if trace.nodes[parent].live]
+        if len(read) != 1:
+            break
+        index = read[0]
+        for candidate in (node for node in narrow if index < node <= pooled):
+            axis = _averaged_axis(traces, index, candidate)
+            if axis is not None and _ndim(trace, index) >= _ndim(trace, best.map):  # a grid says more than a list
+                best = _Pooling(index, candidate, axis)
+                break
+    return best
+
+
+def _ndim(trace: Trace, index: int) -> int:
+    value = trace.nodes[index].value
+    return 0 if value is None else value.ndim
+
+
+def _is_rearranged(trace: Trace, index: int) -> bool:
+    """Whether a node is another only reshaped, and not shown as a module's output in this shape."""
+    return trace.nodes[index].name in RESHAPING and not trace.modules_returning(index)
+
+
+def _averaged_axis(traces: tuple[Trace, Trace], index: int, pooled: int) -> int | None:
+    """The channel axis of a map whose average over all other axes is the pooled node, in both traces."""
+    first, second = (_axes(trace, index, pooled) for trace in traces)
+    return next((axis for axis in first if axis in second), None)
+
+
+def _axes(trace: Trace, index: int, pooled: int) -> list[int]:
+    if max(index, pooled) >= len(trace.nodes):
+        return []
+    values, average = trace.nodes[index].value, trace.nodes[pooled].value
+    if values is None or average is None or values.ndim < 3 or average.ndim < 2 or len(values) != len(average):
+        return []
+    average = average.flatten(1)
+    if values.shape[1:].numel() == average.shape[1]:
+        # A map of one position equals its average, and so does much else: only an averaging call counts.
+        node = trace.nodes[pooled]
+        if not (_is_averaging(node) and index in node.parents):
+            return []
+    tolerance = CLOSE.get(average.dtype, 3e-2) * average.abs().max()
+    axes = [axis for axis in (1, values.ndim - 1) if values.shape[axis] == average.shape[1]]
+    return [axis for axis in axes if (_mean(values, axis) - average).abs().max() <= tolerance]
+
+
+def _mean(values: Tensor, channel_axis: int) -> Tensor:
+    return values.movedim(channel_axis, 1).flatten(2).mean(2)
+
+
+def _is_averaging(node: Node) -> bool:
+    return "avg_pool" in node.name or node.name in {"mean", "sum"}
+
+
+def _why_not(trace: Trace, path: list[int]) -> str:
+    """Why no average was found, from the calls between the last map and the last layer."""
+    maps = [index for index in path if (value := trace.nodes[index].value) is not None and value.ndim >= 3]
+    wide = [index for index in maps if (value := trace.nodes[index].value) is not None and min(value.shape[1:]) > 1]
+    calls = [trace.nodes[index].name for index in path if wide and index > wide[-1]]
+    names = ", ".join(dict.fromkeys(name.strip("_") for name in calls))
+    if any("max" in name and name != "softmax" for name in calls):
+        return f"it takes a maximum of its last map ({names}), not its average alone, so the average cannot be replaced"
+    if any(name in PICKING for name in calls):
+        return (
+            f"its logits come from one class token ({names}): there is no map that is averaged, so there is "
+            "nothing to pool; use a model with global average pooling"
+        )
+    read = f", which reads the last map through {names}" if names else ""
+    return f"no average of a map leads to its last layer{read}{ADVICE}"
+
+
+def _find_tap(trace: Trace, index: int) -> tuple[str, int]:
+    """The module from whose output a map can be had, and the node of that output."""
+    for source in reversed(trace.narrows(index)):
+        names = [name for name in trace.modules_returning(source) if name]
+        if names:
+            return names[0], source
+    if trace.nodes[0].overwritten:
+        raise TracingError("it writes to its input, from which its last map is made; let it work on a copy")
+    return "", 0
+
+
+def _after(model: nn.Module, traces: tuple[Trace, Trace], source: int, pooling: _Pooling) -> Replay | None:
+    """From the tap's output to the map as (batch, channel, *space)."""
+    moved = Call(torch.movedim, (Ref(pooling.map), pooling.channel_axis, 1), {})
+    replay = Replay(model, traces, source, pooling.map, leave=moved if pooling.channel_axis > 1 else None)
+    return replay if replay.steps else None
+
+
+def _neck(model: nn.Module, traces: tuple[Trace, Trace], pooled: int, last: int) -> Replay | None:
+    """From the pooled features (batch, channel) to those that the last layer reads."""
+    trace = traces[0]
+    average, features = trace.nodes[pooled].value, trace.nodes[last].value
+    if average is None or features is None:
+        raise TracingError("what it computes after pooling is gone once it has run")
+    names = {trace.nodes[index].name for index in trace.ancestors(last) if index > pooled}
+    if names <= RESHAPING and torch.equal(average.flatten(1), features.flatten(1)):
+        return None
+    enter = Call(Tensor.reshape, (Ref(ENTRY), PerImage(1), *average.shape[1:]), {}) if average.ndim > 2 else None
+    leave = Call(torch.flatten, (Ref(last), 1), {}) if features.ndim > 2 else None
+    return Replay(model, traces, pooled, last, enter=enter, leave=leave)

@@ -1,0 +1,241 @@
+"""Stage: one step of a method. Its five kinds, and the registry that the spec language reads."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
+
+from torch import Tensor, nn
+
+from davis.statistics import Statistics
+from davis.types import Activations, Classifier, Features, Images, Logits, Scores
+
+Value: TypeAlias = "bool | int | float | str | tuple[float, ...] | None"
+
+FeaturesOf: TypeAlias = Callable[[Images], Features]
+LogitsOf: TypeAlias = Callable[[Features], Logits]
+
+REGISTRY: dict[str, type[Stage]] = {}
+"""Every stage by its name in the spec language; filled by the class statements themselves."""
+
+
+class NotFittedError(ValueError):
+    """A stage, or a detector, was used before it was fitted."""
+
+
+class Stage(nn.Module):
+    """One step of a method.
+
+    A final class says ``class React(Shape, name="react")`` and is then part of the language. Its
+    constructor stores its keyword arguments under their own names and nothing else; what is learnt
+    from data are the tensors that its class body annotates (``clip: Tensor``), missing until ``fit``.
+    Type checks, repr, spec text and the artifact follow from that rule with no code per class.
+    """
+
+    kind: ClassVar[str]
+    name: ClassVar[str]
+    needs: ClassVar[frozenset[str]] = frozenset()  # the parts of Statistics that fit() reads
+    fitted: ClassVar[tuple[str, ...]] = ()  # the buffers that fit() fills
+    experimental: ClassVar[bool] = False
+
+    def __init_subclass__(cls, name: str | None = None, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if name is None:
+            return
+        if name in REGISTRY:
+            raise TypeError(f"two stages are named {name!r}: {REGISTRY[name].__name__} and {cls.__name__}")
+        cls.name = name
+        hints = {k: hint for base in reversed(cls.__mro__) for k, hint in inspect.get_annotations(base).items()}
+        cls.fitted = tuple(k for k, hint in hints.items() if hint in ("Tensor", Tensor))
+        cls.__init__ = _checking_types(cls.__init__)  # type: ignore[method-assign]
+        REGISTRY[name] = cls
+
+    def __init__(self) -> None:
+        super().__init__()
+        for buffer in self.fitted:
+            self.register_buffer(buffer, None)
+
+    def fit(self, statistics: Statistics, classifier: Classifier) -> None:
+        """Fill the fitted buffers from a summary of in-distribution features."""
+
+    def __call__(self, *inputs: Any) -> Any:
+        if not self.is_fitted:
+            raise NotFittedError(f"{self.name} is not fitted; call fit with in-distribution images first")
+        return super().__call__(*inputs)
+
+    @property
+    def is_fitted(self) -> bool:
+        return all(self._buffers[buffer] is not None for buffer in self.fitted)
+
+    @classmethod
+    def parameters_of(cls) -> dict[str, inspect.Parameter]:
+        """The constructor's keyword arguments, in order."""
+        signature = inspect.signature(cls.__init__)
+        return {name: parameter for name, parameter in signature.parameters.items() if name != "self"}
+
+    def settings(self) -> dict[str, Value]:
+        """The hyper-parameters, in order, as they were given."""
+        return {name: getattr(self, name) for name in self.parameters_of()}
+
+    def text(self) -> str:
+        """This stage in the spec language, without what stands at its default."""
+        defaults = self.parameters_of()
+        shown = [f"{k}={write(v)}" for k, v in self.settings().items() if v != defaults[k].default]
+        return f"{self.name}({', '.join(shown)})" if shown else self.name
+
+    def __repr__(self) -> str:
+        return self.text()
+
+    def refuse(self, name: str, rule: str) -> ValueError:
+        """The error for a hyper-parameter outside its range."""
+        return ValueError(f"{self.name}({name}={write(getattr(self, name))}): {name} must be {rule}")
+
+    def check_percent(self, *names: str) -> None:
+        for name in names:
+            if not 0 <= getattr(self, name) <= 100:
+                raise self.refuse(name, "a percent from 0 to 100")
+
+    def check_positive(self, *names: str) -> None:
+        for name in names:
+            if not getattr(self, name) > 0:
+                raise self.refuse(name, "greater than 0")
+
+
+class Perturb(Stage):
+    """Moves the images before the detector looks at them."""
+
+    kind = "perturb"
+
+    def forward(self, images: Images, logits_of: Callable[[Images], Logits]) -> Images:
+        raise NotImplementedError
+
+
+class Pool(Stage):
+    """Turns the statistics of a map into one feature per channel."""
+
+    kind = "pool"
+    reads: ClassVar[frozenset[str]] = frozenset()  # the fields of Activations beside the mean
+
+    def statistics(self) -> frozenset[str]:
+        """The fields of Activations that this pool reads with its present settings."""
+        return self.reads
+
+    def forward(self, activations: Activations) -> Features:
+        raise NotImplementedError
+
+
+class Shape(Stage):
+    """Changes features before the last layer."""
+
+    kind = "shape"
+
+    def forward(self, features: Features) -> Features:
+        raise NotImplementedError
+
+
+class Head(Stage):
+    """Turns features into logits."""
+
+    kind = "head"
+
+    def forward(self, features: Features, classifier: Classifier) -> Logits:
+        raise NotImplementedError
+
+
+class Score(Stage):
+    """One number per image, higher = more in-distribution, from the features and logits that reach it."""
+
+    kind = "score"
+
+    def forward(self, features: Features, logits: Logits, classifier: Classifier) -> Scores:
+        raise NotImplementedError
+
+
+class PixelScore(Score):
+    """A score that moves the images itself: it is handed them, and the differentiable branch before it.
+
+    ``features_of`` maps images to the features that reach the score, ``logits_of`` those to logits.
+    Its fit reads images as well: ``observe`` is called on each batch and ``settle`` at the end.
+    """
+
+    images_to_fit: ClassVar[int]
+
+    def observe(self, images: Images, features_of: FeaturesOf, logits_of: LogitsOf) -> Tensor:
+        """(batch,) what is to be remembered of each in-distribution image."""
+        raise NotImplementedError
+
+    def settle(self, observations: Tensor) -> None:
+        """Fill the fitted buffers from the observations of all images."""
+        raise NotImplementedError
+
+    def score_images(self, images: Images, features_of: FeaturesOf, logits_of: LogitsOf) -> Scores:
+        raise NotImplementedError
+
+
+def stages_of(kind: str) -> Iterator[type[Stage]]:
+    """The registered stages of a kind, in the order of their definition."""
+    return (stage for stage in REGISTRY.values() if stage.kind == kind)
+
+
+def write(value: Value) -> str:
+    """A hyper-parameter as the spec language writes it."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
+    if isinstance(value, tuple):
+        return f"[{', '.join(write(part) for part in value)}]"
+    return str(value)
+
+
+def _checking_types(init: Callable[..., None]) -> Callable[..., None]:
+    """The constructor, refusing values that are not of their declared type or not a declared word."""
+    hints = get_type_hints(init)
+
+    @functools.wraps(init)
+    def checked(self: Stage, **settings: Value) -> None:
+        for name, value in settings.items():
+            if name in hints and not _allowed(value, hints[name]):
+                raise ValueError(f"{self.name}({name}={write(value)}): {name} must be {_describe(hints[name])}")
+        init(self, **settings)
+
+    return checked
+
+
+def _choices(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
+def _allowed(value: Value, hint: Any) -> bool:
+    for choice in _choices(hint):
+        if get_origin(choice) is Literal:
+            if isinstance(value, str) and value in get_args(choice):
+                return True
+        elif choice is float:
+            if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf"):
+                return True
+        elif choice is int:
+            if isinstance(value, int) and not isinstance(value, bool):
+                return True
+        elif choice is bool or choice is type(None):
+            if isinstance(value, choice):
+                return True
+        elif isinstance(value, tuple) and all(_allowed(part, float) for part in value):
+            return True
+    return False
+
+
+def _describe(hint: Any) -> str:
+    names = {float: "a number", int: "a whole number", bool: "true or false", type(None): "none"}
+    parts = []
+    for choice in _choices(hint):
+        if get_origin(choice) is Literal:
+            parts += get_args(choice)
+        else:
+            parts.append(names.get(choice, "a list of numbers such as [0.5, 0.5]"))
+    return " or ".join(parts)

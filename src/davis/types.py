@@ -1,0 +1,97 @@
+"""The values that move through the library, and the shapes that their names stand for."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Images: TypeAlias = Tensor  # (batch, ...) as the classifier takes them
+Map: TypeAlias = Tensor  # (batch, channel, *space): the last activation map
+Features: TypeAlias = Tensor  # (batch, channel)
+Logits: TypeAlias = Tensor  # (batch, class)
+Labels: TypeAlias = Tensor  # (batch,) integer
+Scores: TypeAlias = Tensor  # (batch,) float64, higher = more in-distribution
+
+
+class Activations(NamedTuple):
+    """What one pass over a batch leaves behind: a few numbers per channel, and the model's logits.
+
+    Every field has the batch first. A statistic that nobody asked for is ``None``.
+    """
+
+    logits: Logits
+    positions: Tensor  # (batch,) how many positions the map had
+    mean: Features
+    std: Features | None = None  # unbiased; 0 on a map of one position
+    max: Features | None = None
+    median: Features | None = None  # the lower of two middle values
+    median_mean: Features | None = None  # the average of two middle values
+    entropy: Features | None = None  # of the softmax over positions
+    entropy_paper: Features | None = None  # of map / sum(map), for non-negative maps
+
+    def rows(self, index: slice | Tensor) -> Activations:
+        """The same activations for some of the images."""
+        return Activations(*(None if field is None else field[index] for field in self))
+
+
+class Output(NamedTuple):
+    """What a detector says about a batch."""
+
+    logits: Logits  # the classifier's own, untouched
+    score: Scores
+    is_ood: Tensor | None  # (batch,) bool; None until the detector is calibrated
+
+
+class Classifier:
+    """The model's last layer as ``features -> logits``: live, never copied, in the features' precision.
+
+    Models in half precision are scored in float32: their pooled features are float32, and so is
+    this view of their weights.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    @property
+    def is_linear(self) -> bool:
+        weight = getattr(self.module, "weight", None)
+        linear = isinstance(self.module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d)
+        return linear and isinstance(weight, Tensor) and weight[0, 0].numel() == 1
+
+    @property
+    def weight(self) -> Tensor:
+        """(class, channel), in float32 or better."""
+        if not self.is_linear:
+            raise TypeError(
+                f"this method reads the weights of a linear last layer, and the model's is a "
+                f"{type(self.module).__name__}; use a score that needs only logits or features"
+            )
+        weight = self.module.get_parameter("weight").flatten(1)
+        return at_least_float32(weight)
+
+    @property
+    def bias(self) -> Tensor:
+        """(class,), zeros where the layer has none."""
+        if self.module.bias is None:
+            return torch.zeros_like(self.weight[:, 0])
+        return at_least_float32(self.module.get_parameter("bias"))
+
+    def __call__(self, features: Features) -> Logits:
+        if self.is_linear:
+            return F.linear(features, self.weight.to(features.dtype), self.bias.to(features.dtype))
+        parameter = next(self.module.parameters())
+        logits: Logits = self.module(features.to(parameter.dtype))
+        return logits.to(features.dtype)
+
+
+def at_least_float32(tensor: Tensor) -> Tensor:
+    """The tensor itself, or its float32 copy where it is in half precision."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+def double(tensor: Tensor) -> Tensor:
+    """The tensor in float64, or in float32 on devices that have no float64."""
+    return tensor.float() if tensor.device.type == "mps" else tensor.double()

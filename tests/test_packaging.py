@@ -1,0 +1,185 @@
+"""The wheel, as a user gets it: what is inside, and that it works with its declared dependencies alone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from email.message import Message
+from email.parser import Parser
+from importlib.metadata import Distribution, distribution
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+import davis
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "src" / "davis"
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    """The command's output; it sees neither the repository nor this environment's settings."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, f"{command} failed:\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT, cwd=folder)
+    [built] = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def metadata(wheel: Path) -> Message:
+    with zipfile.ZipFile(wheel) as archive:
+        [name] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        return Parser().parsestr(archive.read(name).decode())
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, metadata: Message, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The ``bin`` folder of an environment that holds the wheel and what it declares to need, nothing else.
+
+    The dependencies are links to this environment's copies: a second install of torch would take a minute.
+    """
+    environment = tmp_path_factory.mktemp("environment")
+    run(sys.executable, "-m", "venv", "--without-pip", environment, cwd=environment)
+    python = environment / "bin" / "python"
+    pip = (sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check")
+    run(*pip, "install", "--no-deps", "--no-index", wheel, cwd=environment)
+    [packages] = environment.glob("lib/python*/site-packages")
+    for dependency in closure([Requirement(text) for text in metadata.get_all("Requires-Dist", [])]):
+        link(dependency, packages)
+    return python.parent
+
+
+def closure(requirements: list[Requirement]) -> Iterator[Distribution]:
+    """Every distribution that the requirements, without extras of the project's own, lead to."""
+    seen: set[str] = set()
+    pending = [(requirement, "") for requirement in requirements]
+    while pending:
+        requirement, extra = pending.pop()
+        if requirement.marker and not requirement.marker.evaluate({"extra": extra}):
+            continue
+        found = distribution(requirement.name)
+        assert requirement.specifier.contains(found.version, prereleases=True), f"{requirement}, not {found.version}"
+        for wanted in {"", *requirement.extras}:
+            if f"{requirement.name}[{wanted}]" not in seen:
+                seen.add(f"{requirement.name}[{wanted}]")
+                pending += [(Requirement(text), wanted) for text in found.requires or []]
+                yield found
+
+
+def link(dependency: Distribution, packages: Path) -> None:
+    """Make one distribution's files visible in another environment."""
+    for top in {file.parts[0] for file in dependency.files or []} - {"..", "__pycache__"}:
+        target = packages / top
+        if not target.exists():
+            target.symlink_to(Path(str(dependency.locate_file(top))))
+
+
+@pytest.mark.slow
+class TestWheel:
+    def test_holds_the_package_and_nothing_else(self, wheel: Path) -> None:
+        with zipfile.ZipFile(wheel) as archive:
+            names = {name for name in archive.namelist() if ".dist-info/" not in name}
+        modules = {f"davis/{path.relative_to(SOURCE).as_posix()}" for path in SOURCE.rglob("*.py")}
+        assert modules | {"davis/py.typed"} <= names
+        assert {name.split("/")[0] for name in names} == {"davis"}
+        assert not [name for name in names if "test" in name or name.endswith(".pyc")]
+
+    def test_holds_the_licence(self, wheel: Path) -> None:
+        with zipfile.ZipFile(wheel) as archive:
+            [name] = [name for name in archive.namelist() if name.endswith("licenses/LICENSE")]
+            assert archive.read(name) == (ROOT / "LICENSE").read_bytes()
+
+    def test_says_what_it_is(self, metadata: Message) -> None:
+        assert metadata["Name"] == "davis-ood"
+        assert metadata["Version"] == davis.__version__
+        assert metadata["License-Expression"] == "Apache-2.0"
+        assert metadata["Requires-Python"] == ">=3.10"
+        assert set(metadata.get_all("Provides-Extra", [])) == {"timm", "hf", "demo", "dev"}
+
+    def test_needs_little(self, metadata: Message) -> None:
+        requirements = [Requirement(text) for text in metadata.get_all("Requires-Dist", [])]
+        core = {requirement.name for requirement in requirements if requirement.marker is None}
+        assert core == {"torch", "numpy", "pillow", "safetensors", "typer", "rich"}
+
+
+FIT_SCORE_SAVE_LOAD = """
+import sys
+from importlib.metadata import version
+
+import torch
+from torch import nn
+
+import davis
+
+assert davis.__file__.startswith(sys.prefix), davis.__file__
+assert davis.__version__ == version("davis-ood")
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)).eval()
+batches = [torch.rand(16, 3, 12, 12) for _ in range(4)]
+holdout = [torch.rand(16, 3, 12, 12) for _ in range(4)]
+images = torch.rand(5, 3, 12, 12)
+
+detector = davis.Detector(model, "davis(gamma=0.5) + react(p=85) + energy").fit(batches).calibrate(holdout, tpr=0.9)
+output = detector(images)
+assert torch.equal(output.logits, model(images))
+assert output.score.shape == output.is_ood.shape == (5,)
+assert output.score.isfinite().all()
+
+davis.save(detector, "folder")
+again = davis.load("folder", model)(images)
+assert torch.equal(again.score, output.score)
+assert torch.equal(again.is_ood, output.is_ood)
+
+optional = {"timm", "torchvision", "transformers", "sklearn", "skimage", "scipy", "pytest"} & set(sys.modules)
+assert not optional, optional
+print("works")
+"""
+
+
+@pytest.mark.slow
+class TestInstalled:
+    def test_help(self, installed: Path, tmp_path: Path) -> None:
+        assert "Usage" in run(installed / "davis", "--help", cwd=tmp_path)
+
+    def test_version(self, installed: Path, tmp_path: Path) -> None:
+        assert davis.__version__ in run(installed / "davis", "--version", cwd=tmp_path)
+
+    def test_fits_scores_saves_and_loads(self, installed: Path, tmp_path: Path) -> None:
+        assert run(installed / "python", "-c", FIT_SCORE_SAVE_LOAD, cwd=tmp_path) == "works\n"
+        assert {path.name for path in (tmp_path / "folder").iterdir()} == {"detector.json", "detector.safetensors"}
+
+    @pytest.mark.parametrize("absent", ["timm", "torchvision", "transformers", "scipy", "sklearn", "pytest"])
+    def test_environment_is_bare(self, installed: Path, tmp_path: Path, absent: str) -> None:
+        """The tests above would prove nothing about dependencies if these could be imported."""
+        code = f"import importlib.util; print(importlib.util.find_spec({absent!r}))"
+        assert run(installed / "python", "-c", code, cwd=tmp_path) == "None\n"
+
+
+@pytest.mark.parametrize("argument", ["--help", "--version"])
+def test_command_line_answers_without_torch(argument: str, tmp_path: Path) -> None:
+    """torch takes seconds to import; asking for help must not."""
+    code = f"""
+import sys
+from davis.cli import main
+sys.argv = ["davis", {argument!r}]
+try:
+    main()
+except SystemExit as end:
+    assert not end.code, end.code
+heavy = {{"torch", "numpy", "PIL", "torchvision", "timm", "transformers"}} & set(sys.modules)
+assert not heavy, heavy
+"""
+    run(sys.executable, "-c", code, cwd=tmp_path)
