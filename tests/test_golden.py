@@ -15,7 +15,9 @@ import davis
 from davis import stages
 from davis.types import Classifier
 
-pytestmark = pytest.mark.skipif(not golden.entries(), reason="no folder of golden scores (shared/) beside the repository")
+pytestmark = pytest.mark.skipif(
+    not golden.entries(), reason="no folder of golden scores (shared/) beside the repository"
+)
 
 PRECISIONS = [pytest.param(torch.float64, id="float64"), pytest.param(torch.float32, id="float32")]
 
@@ -42,7 +44,9 @@ test_images.__test__ = False  # type: ignore[attr-defined]
 def compare(entry: dict[str, Any], actual: Tensor) -> None:
     double = actual.dtype == torch.float64 and not entry.get("single")
     rtol, atol = (entry["rtol"], entry["atol"]) if double else (1e-4, 1e-5)
-    np.testing.assert_allclose(actual.numpy(), golden.arrays()[entry["key"]], rtol=rtol, atol=atol, err_msg=entry["key"])
+    np.testing.assert_allclose(
+        actual.numpy(), golden.arrays()[entry["key"]], rtol=rtol, atol=atol, err_msg=entry["key"]
+    )
 
 
 def of(method: str) -> list[Any]:
@@ -90,7 +94,9 @@ def test_features(entry: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("entry", of("logits"))
 def test_logits_of_a_pooling(entry: dict[str, Any]) -> None:
-    detector = davis.Detector(backbone(entry["case"], False, torch.float64), f"{golden.POOLS[entry['pooling']]} + energy")
+    detector = davis.Detector(
+        backbone(entry["case"], False, torch.float64), f"{golden.POOLS[entry['pooling']]} + energy"
+    )
     features = detector.features(test_images(entry["case"], False, torch.float64))
     compare(entry, detector.backbone.classifier(features).detach())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,10 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from davis import __version__
 from davis.backbone import Backbone
 from davis.calibrate import Calibration
 from davis.detector import Detector
-from davis import __version__
 
 FORMAT = 1
 JSON, TENSORS = "detector.json", "detector.safetensors"
@@ -51,7 +52,7 @@ def save(detector: Detector, folder: str | os.PathLike[str]) -> Path:
     record = {
         "format": FORMAT,
         "spec": detector.spec,
-        "calibration": None if detector.calibration is None else detector.calibration._asdict(),
+        "calibration": None if detector.calibration is None else asdict(detector.calibration),
         "backbone": detector.backbone.describe(),
         "head_sha256": head_sha256(detector.backbone),
         "images_seen": detector.images_seen,
@@ -87,7 +88,9 @@ def load(folder: str | os.PathLike[str], model: nn.Module | Backbone) -> Detecto
     detector = Detector(backbone, record["spec"])
     _fill(detector, tensors, record["tensors"], path)
     if hashlib.sha256(packed).hexdigest() != record["tensors_sha256"]:
-        raise ValueError(f"{path / TENSORS} was changed after it was saved (its sha256 differs); save the detector anew")
+        raise ValueError(
+            f"{path / TENSORS} was changed after it was saved (its sha256 differs); save the detector anew"
+        )
     detector.calibration = _calibration(record["calibration"], path)
     detector.images_seen = record["images_seen"]
     detector.preprocessing = record["preprocessing"]
@@ -119,23 +122,25 @@ def head_sha256(backbone: Backbone) -> str:
 
 def _buffers(detector: Detector) -> dict[str, Tensor]:
     """The fitted buffers by ``stages.<position>.<name>``, positions counted over all branches."""
-    stages = [stage for branch in detector.branches for stage in branch.stages]  # type: ignore[union-attr]
-    return {f"stages.{i}.{name}": getattr(stage, name) for i, stage in enumerate(stages) for name in stage.fitted}
+    stages = enumerate(detector.stages)
+    return {f"stages.{position}.{name}": getattr(stage, name) for position, stage in stages for name in stage.fitted}
 
 
 def _fill(detector: Detector, tensors: dict[str, Tensor], declared: dict[str, Any], path: Path) -> None:
     expected = _buffers(detector)
-    for problem, names in (("lacks", expected.keys() - tensors.keys()), ("has unknown", tensors.keys() - expected.keys())):
+    for problem, names in (
+        ("lacks", expected.keys() - tensors.keys()),
+        ("has unknown", tensors.keys() - expected.keys()),
+    ):
         if names:
             raise ValueError(f"{path / TENSORS} {problem} tensor {sorted(names)[0]!r} for {detector.spec!r}")
-    stages = [stage for branch in detector.branches for stage in branch.stages]  # type: ignore[union-attr]
     device = next(detector.backbone.classifier.module.parameters()).device
     for name, tensor in tensors.items():
         found = [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
         if declared.get(name) != found:
             raise ValueError(f"{path / TENSORS}: tensor {name!r} is {found}, and {JSON} says {declared.get(name)}")
         _, position, buffer = name.split(".")
-        setattr(stages[int(position)], buffer, tensor.to(device))
+        setattr(detector.stages[int(position)], buffer, tensor.to(device))
 
 
 def _backbone(model: nn.Module | Backbone, described: dict[str, Any], path: Path) -> Backbone:
@@ -171,7 +176,9 @@ def _checked(text: bytes, path: Path) -> dict[str, Any]:
     if not isinstance(record, dict) or not isinstance(record.get("format"), int):
         raise ValueError(f"{path} is not a detector: it has no format number")
     if record["format"] != FORMAT:
-        raise ValueError(f"{path} has format {record['format']}; this davis ({__version__}) reads {FORMAT}: update davis")
+        raise ValueError(
+            f"{path} has format {record['format']}; this davis ({__version__}) reads {FORMAT}: update davis"
+        )
     for problem, names in (("lacks", _FIELDS.keys() - record.keys()), ("has unknown", record.keys() - _FIELDS.keys())):
         if names:
             raise ValueError(f"{path} {problem} field {sorted(names)[0]!r}")

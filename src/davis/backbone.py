@@ -55,6 +55,7 @@ class Backbone:
         self._given = _given_adapter(model, tap, head, after, neck)
         self._adapter = self._given  # of the last images seen
         self._adapters: dict[Key, Adapter] = {}  # that passed the self-check
+        self._widths: tuple[int | None, int | None] = (None, None)  # channels that reach the head, classes
         self._lock = threading.RLock()  # a hook sees every call of the model, also another thread's
 
     @classmethod
@@ -107,9 +108,7 @@ class Backbone:
 
     def describe(self) -> dict[str, object]:
         """What was found, as plain values for a report or an artifact; None where not known yet."""
-        adapter = self._adapter
-        layer = None if adapter is None else self.classifier
-        classes, channels = layer.weight.shape if layer is not None and layer.is_linear else (None, None)
+        adapter, (channels, classes) = self._adapter, self._widths
         return {
             "model": type(self.model).__name__,
             "tap": None if adapter is None else adapter.tap,
@@ -137,7 +136,8 @@ class Backbone:
         activation_map, logits = self._forward(images, adapter, seen=known is not None)
         activations = summarise(activation_map, logits, statistics)
         if known is None:
-            self._check(adapter, activation_map, activations.mean.detach(), logits.detach())
+            features = self._check(adapter, activation_map, activations.mean.detach(), logits.detach())
+            self._widths = (features.shape[1], logits.shape[1])
             self._adapters[key] = adapter
         self._adapter = adapter
         self.image_shape, self.map_shape = tuple(images.shape[1:]), tuple(activation_map.shape[1:])
@@ -202,8 +202,8 @@ class Backbone:
             )
         return activation_map, logits
 
-    def _check(self, adapter: Adapter, activation_map: Map, mean: Features, logits: Logits) -> None:
-        """Refuse an adapter whose averaged map does not lead to the model's own logits."""
+    def _check(self, adapter: Adapter, activation_map: Map, mean: Features, logits: Logits) -> Features:
+        """The features that the head reads; an adapter that does not lead to the model's own logits is refused."""
         where = f"tap {adapter.tap!r} and head {adapter.head!r} of {type(self.model).__name__}"
         layer = Classifier(self.model.get_submodule(adapter.head))
         with torch.no_grad():
@@ -233,6 +233,7 @@ class Backbone:
                 f"{allowed:.3g}; map {tuple(activation_map.shape)}, features {tuple(features.shape)}); "
                 "check tap=, after= and neck=, or leave all of them out"
             )
+        return features
 
     def __getstate__(self) -> dict[str, object]:
         # What was found holds torch functions that do not pickle; it is found again on the next images.

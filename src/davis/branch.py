@@ -22,7 +22,12 @@ class Branch(nn.Module):
 
     def __init__(self, stages: Sequence[Stage]) -> None:
         super().__init__()
-        self.stages = nn.ModuleList(stages)
+        self.sequence = nn.ModuleList(stages)
+
+    @property
+    def stages(self) -> list[Stage]:
+        """All stages, in order."""
+        return [stage for stage in self.sequence if isinstance(stage, Stage)]
 
     @property
     def perturb(self) -> Perturb | None:
@@ -84,6 +89,10 @@ class Branch(nn.Module):
         if self.score.needs and not self._score_sees_pooled:
             statistics = statistics.through(self.shape, lambda h: self.logits(h, classifier), self.score.needs)
         self.score.fit(statistics, classifier)
+        for stage in self.stages:
+            for name in stage.fitted if stage.is_fitted else ():
+                # The layout decides the order in which sums are taken, and on disk there is only one.
+                setattr(stage, name, getattr(stage, name).contiguous())
 
     def shape(self, features: Features) -> Features:
         for shape in self.shapes:

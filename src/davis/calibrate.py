@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, floor
-from typing import NamedTuple
 
 from davis.types import Scores, double
 
 
-class Calibration(NamedTuple):
+@dataclass(frozen=True)
+class Calibration:
     """A threshold and what it rests on."""
 
     threshold: float

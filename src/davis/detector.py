@@ -14,7 +14,7 @@ from davis import calibrate as calibration
 from davis import spec as language
 from davis.backbone import Backbone
 from davis.branch import Branch
-from davis.stages import NotFittedError, PixelScore, Pool
+from davis.stages import NotFittedError, PixelScore, Pool, Stage
 from davis.statistics import CAPACITY, Statistics
 from davis.types import Activations, Features, Images, Logits, Output, Scores
 
@@ -26,8 +26,9 @@ _ROWS = 2048  # activations scored at a time: bounds the memory of neighbour sea
 class Detector(nn.Module):
     """Scores images as a spec says, beside a classifier whose own logits stay untouched.
 
-    >>> classifier = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4))
-    >>> detector = Detector(classifier, "davis(gamma=0.5) + react(p=85) + energy")
+    >>> body = [nn.Conv2d(3, 8, 3), nn.ReLU()]
+    >>> model = nn.Sequential(*body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4))
+    >>> detector = Detector(model, "davis(gamma=0.5) + react(p=85) + energy")
     >>> photos = [torch.rand(20, 3, 16, 16)]
     >>> output = detector.fit(photos).calibrate(photos, tpr=0.9)(photos[0][:4])
     >>> output.score.shape, output.is_ood.dtype
@@ -57,7 +58,12 @@ class Detector(nn.Module):
 
     @property
     def is_fitted(self) -> bool:
-        return all(stage.is_fitted for branch in self._branches() for stage in branch.stages)
+        return all(stage.is_fitted for stage in self.stages)
+
+    @property
+    def stages(self) -> list[Stage]:
+        """Every stage, in the order of the spec."""
+        return [stage for branch in self._branches() for stage in branch.stages]
 
     @property
     def reads(self) -> frozenset[str]:
@@ -139,7 +145,9 @@ class Detector(nn.Module):
     def _score_pixels(self, branch: Branch, images: Images) -> Scores:
         branch.to(images.device)
         if branch.perturb is not None:
-            images = branch.perturb(images, lambda moved: self._logits(branch, self._features(branch, branch.pool, moved)))
+            images = branch.perturb(
+                images, lambda moved: self._logits(branch, self._features(branch, branch.pool, moved))
+            )
         if not isinstance(branch.score, PixelScore):
             activations = self.backbone(images, statistics=branch.reads)
             return self._score_activations(branch, activations)
@@ -183,9 +191,7 @@ class _Wanted:
     statistics: Statistics | None = None
 
 
-def fit_together(
-    detectors: Sequence[Detector], batches: Batches, *, capacity: int = CAPACITY, seed: int = 0
-) -> None:
+def fit_together(detectors: Sequence[Detector], batches: Batches, *, capacity: int = CAPACITY, seed: int = 0) -> None:
     """Fit detectors that share a backbone: one pass for all statistics, one more where a score reads pixels."""
     if not detectors:
         return
@@ -215,9 +221,7 @@ def fit_together(
             _observe(by_pixels, batches)
 
 
-def _collect(
-    backbone: Backbone, wanted: Iterable[_Wanted], batches: Batches, *, capacity: int, seed: int
-) -> int:
+def _collect(backbone: Backbone, wanted: Iterable[_Wanted], batches: Batches, *, capacity: int, seed: int) -> int:
     """Fill the statistics of every pool in one pass; the number of images seen."""
     entries = list(wanted)
     reads = frozenset[str]().union(*(entry.pool.statistics() for entry in entries))

@@ -17,12 +17,10 @@ from davis.tracing import ADVICE, BATCHES, ENTRY, Call, Node, PerImage, Ref, Rep
 from davis.types import Classifier, Images, Logits
 
 LINEAR_CALLS = {"linear", "conv1d", "conv2d", "conv3d", "matmul", "__matmul__", "mm", "addmm"}
-# Calls that keep every value and at most move it.
-RESHAPING = frozenset(
-    ("view", "reshape", "flatten", "unflatten", "permute", "transpose", "movedim", "moveaxis", "swapaxes", "swapdims")
-    + ("squeeze", "unsqueeze", "t", "T", "mT", "view_as", "reshape_as", "contiguous", "clone", "detach")
-    + ("to", "type", "type_as", "float", "double", "half", "bfloat16")
-)
+VIEWING = {"view", "view_as", "reshape", "reshape_as", "flatten", "unflatten", "squeeze", "unsqueeze"}
+ORDERING = {"permute", "transpose", "movedim", "moveaxis", "swapaxes", "swapdims", "t", "T", "mT"}
+COPYING = {"contiguous", "clone", "detach", "to", "type", "type_as", "float", "double", "half", "bfloat16"}
+RESHAPING = VIEWING | ORDERING | COPYING  # they keep every value and at most move it
 PICKING = {"__getitem__", "select", "index_select", "narrow", "unbind", "split", "chunk", "take_along_dim", "gather"}
 CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4}  # of the largest value; half precision: 3e-2
 
@@ -73,7 +71,7 @@ def _trace(model: nn.Module, images: Images, batch: int) -> tuple[Trace, Logits]
 
 def _last_layer(model: nn.Module, trace: Trace, logits: Logits) -> tuple[str, int]:
     """The name of the layer that gave the logits, and the node that it read."""
-    linear = [node for node in reversed(trace.nodes) if node.live and node.name in LINEAR_CALLS]
+    linear = [node for node in reversed(trace.nodes) if node.name in LINEAR_CALLS]
     for node in linear:
         value = node.value
         if value is None or value.numel() != logits.numel():
@@ -81,7 +79,9 @@ def _last_layer(model: nn.Module, trace: Trace, logits: Logits) -> tuple[str, in
         if torch.equal(value.reshape(logits.shape).to(logits.dtype), logits):
             read = [parent for parent in node.parents if trace.nodes[parent].live]
             owner = _owner(model, trace, node)
-            if owner is None or len(read) != 1:
+            if len(read) != 1:
+                raise TracingError(f"code that torch's calls do not show leads to its last layer{ADVICE}")
+            if owner is None:
                 raise TracingError(f"no nn.Linear or 1x1 convolution owns the weights of its last layer{ADVICE}")
             return owner, read[0]
     owner = _owner(model, trace, linear[0]) if linear else None
@@ -94,7 +94,9 @@ def _last_layer(model: nn.Module, trace: Trace, logits: Logits) -> tuple[str, in
 
 def _owner(model: nn.Module, trace: Trace, node: Node) -> str | None:
     """The name of the linear module that made a node."""
-    linear = [(name, module) for name, module in model.named_modules() if Classifier(module).is_linear]
+    linear: list[tuple[str, nn.Module]] = [
+        (name, module) for name, module in model.named_modules() if Classifier(module).is_linear
+    ]
     for name, _ in linear:
         if name in trace.returned and trace.nodes[trace.returned[name]].identity == node.identity:
             return name

@@ -70,7 +70,7 @@ def _entropy_paper(values: Map, space: tuple[int, ...]) -> Features:
     total = values.sum(-1, keepdim=True)
     uniform = torch.full_like(values, 1 / values.shape[-1])  # a dead channel says nothing about position
     share = torch.where(total > 0, values / total.clamp_min(torch.finfo(values.dtype).tiny), uniform)
-    return -torch.special.xlogy(share, share).sum(-1)
+    return -share.xlogy(share).sum(-1)
 
 
 STATISTICS: dict[str, Callable[[Tensor, tuple[int, ...]], Features]] = {

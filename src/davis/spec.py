@@ -1,9 +1,9 @@
 """The spec language: a detector as one line of text, and back.
 
-    spec   = branch ('|' branch)*        one branch today; '|' will fuse whole detectors
-    branch = term ('+' term)*            order: perturb, pool, shapes, head, score
-    term   = name [ '(' key=value (',' key=value)* ')' ]
-    value  = number | true | false | none | word | '[' number (',' number)* ']'
+spec   = branch ('|' branch)*        one branch today; '|' will fuse whole detectors
+branch = term ('+' term)*            order: perturb, pool, shapes, head, score
+term   = name [ '(' key=value (',' key=value)* ')' ]
+value  = number | true | false | none | word | '[' number (',' number)* ']'
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from difflib import get_close_matches
+from itertools import pairwise
 
 from davis.branch import Branch
 from davis.stages import REGISTRY, Linear, Mean, Stage
@@ -120,7 +121,7 @@ def _value(word: str, text: str) -> Value:
 
 def _in_order(stages: list[Stage], text: str) -> list[Stage]:
     """The stages with pool and head filled in, or an error where they cannot follow one another."""
-    for before, after in zip(stages, stages[1:], strict=False):
+    for before, after in pairwise(stages):
         if ORDER.index(before.kind) > ORDER.index(after.kind):
             raise ValueError(
                 f"{before.name} ({before.kind}) stands before {after.name} ({after.kind}) in {text!r}; "

@@ -111,7 +111,9 @@ class Statistics:
             self._add_class_sums(name, sums, counts)
         if other._histogram is not None:
             self._start_histogram()
-            self._histogram = other._histogram.clone() if self._histogram is None else self._histogram + other._histogram
+            self._histogram = (
+                other._histogram.clone() if self._histogram is None else self._histogram + other._histogram
+            )
             self._rows = self._rows + other._rows if "sample" in self.needs else []
         else:
             for keys, rows in other._rows:
@@ -186,8 +188,8 @@ class Statistics:
         total = int(self._histogram.sum())
         rank = q * (total - 1)
         edges = torch.tensor([floor(rank) + 1, ceil(rank) + 1], device=self._histogram.device)
-        below, above = _bin_values(torch.searchsorted(self._histogram.cumsum(0), edges))
-        return below + (above - below) * (rank - floor(rank))
+        ends = _bin_values(torch.searchsorted(self._histogram.cumsum(0), edges))
+        return ends[0].lerp(ends[1], rank - floor(rank))
 
     # -- the parts --------------------------------------------------------------------------------
 
@@ -260,7 +262,7 @@ class Statistics:
         if "sample" not in self.needs or not self._rows:
             return
         if len(self._rows) == 1 and len(self._rows[0][0]) <= self.capacity:
-            keys, rows = self._rows[0]
+            keys = self._rows[0][0]
             if bool((keys[1:] >= keys[:-1]).all()):
                 return
         keys = torch.cat([kept for kept, _ in self._rows])

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 BATCHES = (2, 3)  # of the two probes: an integer that follows the batch is told from one that does not
 KEPT = 2**27  # elements of recent results kept alive: the last map is always recent, early ones are large
-IN_PLACE, HIDDEN = -1, -2  # a tensor came from a write to the call's first argument; from a write elsewhere
+IN_PLACE, HIDDEN = -1, -2  # a tensor came from a write to the call's first argument; from code not seen
 ADVICE = "; if it has one, pass tap= and head=, and after= and neck= where it needs them"
 ENTRY = -1  # stands for the tensor that a replay is given
 
@@ -96,7 +96,7 @@ class Trace(TorchFunctionMode):
         trace = cls(images)
         hooks = [module.register_forward_hook(trace._watch(name)) for name, module in model.named_modules()]
         try:
-            with trace:  # type: ignore[no-untyped-call]
+            with trace:
                 return trace, model(images)
         finally:
             for hook in hooks:
@@ -105,6 +105,9 @@ class Trace(TorchFunctionMode):
     def _watch(self, name: str) -> Callable[[nn.Module, object, object], None]:
         def hook(module: nn.Module, inputs: object, output: object) -> None:
             if isinstance(output, Tensor):
+                if self._known(output) is None:  # made by code that torch's calls do not show
+                    read = tuple(self.ref(tensor).index for tensor in leaves(inputs, Tensor))
+                    self._add(output, Call(type(module), (), {}), HIDDEN, read)
                 self.returned[name] = self.ref(output).index
 
         return hook

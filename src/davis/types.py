@@ -34,7 +34,9 @@ class Activations(NamedTuple):
 
     def rows(self, index: slice | Tensor) -> Activations:
         """The same activations for some of the images."""
-        return Activations(*(None if field is None else field[index] for field in self))
+        required, optional = self[:3], self[3:]
+        kept = (None if field is None else field[index] for field in optional)
+        return Activations(*(field[index] for field in required), *kept)
 
 
 class Output(NamedTuple):
@@ -95,3 +97,9 @@ def at_least_float32(tensor: Tensor) -> Tensor:
 def double(tensor: Tensor) -> Tensor:
     """The tensor in float64, or in float32 on devices that have no float64."""
     return tensor.float() if tensor.device.type == "mps" else tensor.double()
+
+
+def length(vectors: Tensor) -> Tensor:
+    """(batch,) the Euclidean norm of each row."""
+    norms: Tensor = torch.linalg.vector_norm(vectors, dim=1)
+    return norms

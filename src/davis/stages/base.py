@@ -232,7 +232,7 @@ def _allowed(value: Value, hint: Any) -> bool:
 
 def _describe(hint: Any) -> str:
     names = {float: "a number", int: "a whole number", bool: "true or false", type(None): "none"}
-    parts = []
+    parts: list[str] = []
     for choice in _choices(hint):
         if get_origin(choice) is Literal:
             parts += get_args(choice)

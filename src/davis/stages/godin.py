@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from davis.stages.base import Score
-from davis.types import Classifier, Features, Logits, Scores, double
+from davis.types import Classifier, Features, Logits, Scores, double, length
 
 
 @final
@@ -41,8 +41,8 @@ class GodinHead(nn.Module):
         if self.similarity == "inner":
             return nn.functional.linear(features, self.weight, self.bias)
         if self.similarity == "cosine":
-            unit = features / (features.norm(dim=1, keepdim=True) + 1e-4)
-            return unit @ (self.weight / (self.weight.norm(dim=1, keepdim=True) + 1e-4)).T
+            unit = features / (length(features)[:, None] + 1e-4)
+            return unit @ (self.weight / (length(self.weight)[:, None] + 1e-4)).T
         squares = features.square().mean(1, keepdim=True) + self.weight.square().mean(1)
         return 2 * features @ self.weight.T / features.shape[1] - squares
 

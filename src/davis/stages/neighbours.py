@@ -12,7 +12,7 @@ from torch import Tensor
 from davis.stages.base import Score
 from davis.stages.confidence import energy
 from davis.statistics import Statistics
-from davis.types import Classifier, Features, Logits, Scores, double
+from davis.types import Classifier, Features, Logits, Scores, double, length
 
 _log = logging.getLogger(__name__)
 
@@ -186,7 +186,7 @@ def _location_and_scale(values: Tensor) -> tuple[Tensor, Tensor]:
 
 def _unit(features: Features) -> Features:
     """Rows divided by their length; a row of zeros stays one."""
-    norms = features.norm(dim=1, keepdim=True)
+    norms = length(features)[:, None]
     return features / torch.where(norms > 0, norms, 1)
 
 
@@ -206,4 +206,6 @@ def _distances(queries: Features, bank: Features, chosen: Tensor, squared: bool)
 
 def _check_bank(stage: Score, k: int, rows: int) -> None:
     if k > rows:
-        raise ValueError(f"{stage.text()}: k={k} neighbours of {rows} training rows; use a smaller k or fit on more images")
+        raise ValueError(
+            f"{stage.text()}: k={k} neighbours of {rows} training rows; use a smaller k or fit on more images"
+        )

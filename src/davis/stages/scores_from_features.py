@@ -12,7 +12,7 @@ from torch import Tensor
 from davis.stages.base import Score
 from davis.stages.confidence import energy, generalised_entropy, max_probability
 from davis.statistics import Statistics
-from davis.types import Classifier, Features, Logits, Scores, double
+from davis.types import Classifier, Features, Logits, Scores, double, length
 
 _log = logging.getLogger(__name__)
 _TINY = 1e-12  # below this a length counts as 0 and is kept from dividing
@@ -46,7 +46,7 @@ class Fdbd(Score, name="fdbd"):
         gaps = (f.gather(1, predicted[:, None]) - f).abs()
         distances = torch.where(apart, gaps / torch.where(apart, between, 1).sqrt(), 0)
         origin = self.mean if self.normalizer == "distance" else torch.zeros_like(self.mean)
-        return distances.sum(1) / (h - origin).norm(dim=1).clamp_min(_TINY)
+        return distances.sum(1) / length(h - origin).clamp_min(_TINY)
 
 
 @final
@@ -67,7 +67,7 @@ class Nci(Score, name="nci"):
         h = double(features)
         centred = h - self.mean
         weight = double(classifier.weight)[logits.argmax(1)]
-        proximity = (weight * centred).sum(1) / centred.norm(dim=1).clamp_min(_TINY)
+        proximity = (weight * centred).sum(1) / length(centred).clamp_min(_TINY)
         return proximity + self.alpha * h.abs().sum(1)
 
 
@@ -179,8 +179,10 @@ class OptFs(Score, name="optfs"):
 
 
 def _means_of_predicted(statistics: Statistics) -> Tensor:
-    """(class, channel) means by predicted class; a class never predicted falls back on its labelled
-    images, and a class without any on the mean of all."""
+    """(class, channel) means by predicted class.
+
+    A class never predicted falls back on its labelled images, and without any on the mean of all.
+    """
     means, counts = statistics.predicted_means
     labelled, labels = statistics.class_means
     fallback = torch.where(labels[:, None] > 0, labelled, statistics.mean)

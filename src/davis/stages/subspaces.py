@@ -10,7 +10,7 @@ from torch import Tensor
 from davis.stages.base import Score
 from davis.stages.confidence import energy
 from davis.statistics import Statistics
-from davis.types import Classifier, Features, Logits, Scores, double
+from davis.types import Classifier, Features, Logits, Scores, double, length
 
 RANK_CUTOFF = 1e-12
 """Eigenvalues below this share of the largest count as 0 in a pseudo-inverse."""
@@ -89,10 +89,9 @@ class Vim(Score, name="vim"):
         _, vectors = torch.linalg.eigh(statistics.covariance + torch.outer(shift, shift))
         self.residual = vectors[:, : channels - d].contiguous()
         sample = statistics.sample
-        chunks = sample.features.split(4096)
-        length = sum(self._length(chunk).sum() for chunk in chunks) / len(sample.features)
+        size = torch.cat([self._length(chunk) for chunk in sample.features.split(4096)]).mean()
         largest = double(sample.logits).amax(1).mean()
-        self.alpha = torch.where(length > 0, largest / torch.where(length > 0, length, 1), 0)
+        self.alpha = torch.where(size > 0, largest / torch.where(size > 0, size, 1), 0)
 
     def forward(self, features: Features, logits: Logits, classifier: Classifier) -> Scores:
         return energy(logits) - self.alpha * self._length(features)
@@ -104,7 +103,7 @@ class Vim(Score, name="vim"):
         return 1000 if channels >= 2048 else 512 if channels >= 768 else channels // 2
 
     def _length(self, features: Features) -> Tensor:
-        return ((double(features) - self.origin) @ self.residual).norm(dim=1)
+        return length((double(features) - self.origin) @ self.residual)
 
 
 @final
@@ -133,4 +132,5 @@ class GradOrth(Score, name="gradorth"):
 
     def forward(self, features: Features, logits: Logits, classifier: Classifier) -> Scores:
         residual = double(logits).softmax(1) - 1 / logits.shape[1]
-        return residual.norm(dim=1) * (double(features) @ self.basis).norm(dim=1)
+        projection = double(features) @ self.basis
+        return length(residual) * length(projection)

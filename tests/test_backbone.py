@@ -1,0 +1,689 @@
+"""Backbone: found on many models, read without a trace left behind, and refused with a reason."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from davis.backbone import Backbone
+from davis.torchvision_ops import declare_missing_operators
+from davis.types import Activations
+
+CLASSES = 7
+
+
+def images(batch: int = 4, *shape: int, seed: int = 0) -> Tensor:
+    return torch.randn((batch, *(shape or (3, 64, 64))), generator=torch.Generator().manual_seed(seed))
+
+
+def seeded(build: Callable[[], nn.Module]) -> nn.Module:
+    """A model whose batch norms have seen something, so that no two layers look alike by their initial values."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = build()
+        for module in model.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                nn.init.normal_(module.running_mean, std=0.1)
+                nn.init.uniform_(module.running_var, 0.8, 1.2)
+    return model.eval()
+
+
+def assert_untouched(model: nn.Module) -> None:
+    for module in model.modules():
+        assert not module._forward_hooks
+        assert not module._forward_pre_hooks
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def assert_read(model: nn.Module, batch: Tensor) -> tuple[Backbone, Activations]:
+    """What must hold for every model: own logits, logits again from the mean, any batch size, nothing left."""
+    backbone = Backbone(model)
+    activations = backbone(batch)
+    with torch.no_grad():
+        output = model.eval()(batch)
+    logits = output if isinstance(output, Tensor) else output["logits"]
+    assert torch.equal(activations.logits, logits)
+    single = backbone(batch[:1])
+    assert torch.equal(backbone(batch).logits, logits)
+    # Convolutions of another batch size round otherwise.
+    scale = float(activations.mean.abs().max())
+    torch.testing.assert_close(single.mean, activations.mean[:1], rtol=1e-3, atol=1e-3 * scale)
+    half = logits.dtype == torch.bfloat16
+    again = backbone.classifier(backbone.neck(activations.mean))
+    torch.testing.assert_close(
+        again, logits.to(again.dtype), rtol=0, atol=(5e-2 if half else 1e-4) * float(logits.abs().max())
+    )
+    assert activations.std is not None
+    assert activations.max is not None
+    assert (activations.std >= 0).all()
+    assert (activations.max >= activations.mean - 1e-5).all()
+    description = backbone.describe()
+    assert json.loads(json.dumps(description)) == description
+    assert description["map_shape"][0] == activations.mean.shape[1]
+    assert_untouched(model)
+    return backbone, activations
+
+
+def assert_statistics_of(activations: Activations, activation_map: Tensor) -> None:
+    """Compare with numbers taken from the map itself, (batch, channel, *space)."""
+    values = activation_map.double().flatten(2).numpy()
+    for statistic, expected in [
+        (activations.mean, values.mean(2)),
+        (activations.std, values.std(2, ddof=1) if values.shape[2] > 1 else values[..., 0] * 0),
+        (activations.max, values.max(2)),
+    ]:
+        torch.testing.assert_close(statistic.double(), torch.from_numpy(expected), rtol=1e-4, atol=1e-5)
+
+
+# Model zoos. The map is taken in each library's own way where it has one.
+
+TORCHVISION: dict[str, tuple[int, tuple[str, str], Callable[[nn.Module, Tensor], Tensor] | None]] = {
+    "resnet18": (64, ("layer4", "fc"), None),
+    "densenet121": (64, ("features", "classifier"), lambda m, x: F.relu(m.features(x))),
+    "mobilenet_v2": (64, ("features", "classifier.1"), lambda m, x: m.features(x)),
+    "mobilenet_v3_small": (64, ("features", "classifier.3"), lambda m, x: m.features(x)),
+    "efficientnet_b0": (64, ("features", "classifier.1"), lambda m, x: m.features(x)),
+    "convnext_tiny": (64, ("features", "classifier.2"), lambda m, x: m.features(x)),
+    "swin_t": (64, ("permute", "head"), lambda m, x: m.norm(m.features(x)).permute(0, 3, 1, 2)),
+    "regnet_y_400mf": (64, ("trunk_output", "fc"), lambda m, x: m.trunk_output(m.stem(x))),
+    "shufflenet_v2_x0_5": (64, ("conv5", "fc"), None),
+}
+
+
+@pytest.mark.parametrize("name", TORCHVISION)
+def test_torchvision(name):
+    declare_missing_operators()
+    models = pytest.importorskip("torchvision.models")
+    size, (tap, head), map_of = TORCHVISION[name]
+    model = seeded(lambda: models.get_model(name, weights=None, num_classes=CLASSES))
+    backbone, activations = assert_read(model, images(3, 3, size, size))
+    assert (backbone.describe()["tap"], backbone.describe()["head"]) == (tap, head)
+    if map_of is not None:
+        with torch.no_grad():
+            assert_statistics_of(activations, map_of(model, images(3, 3, size, size)))
+    larger = backbone(images(2, 3, size + 32, size + 32))
+    assert larger.positions[0] > activations.positions[0]
+
+
+def test_torchvision_map_of_one_position():
+    declare_missing_operators()
+    models = pytest.importorskip("torchvision.models")
+    # At 32 pixels a transition averages 2x2 to 1x1 before the last block: that is not the last map.
+    backbone, activations = assert_read(seeded(lambda: models.densenet121(num_classes=CLASSES)), images(2, 3, 32, 32))
+    assert backbone.describe()["tap"] == "features"
+    assert backbone.describe()["map_shape"] == [1024, 1, 1]
+    assert torch.equal(activations.mean, activations.max)
+    assert not activations.std.any()
+
+
+TIMM = {
+    "resnet18": 64,
+    "densenet121": 64,
+    "mobilenetv2_050": 64,
+    "mobilenetv3_small_050": 64,
+    "efficientnet_b0": 64,
+    "convnext_atto": 64,
+    "swin_tiny_patch4_window7_224": 224,
+    "regnety_002": 64,
+    "tiny_vit_5m_224": 224,  # keeps a table from its first run: two runs differ
+    "hgnetv2_b0": 64,  # a convolution between pooling and the last layer
+    "inception_next_atto": 64,  # an MLP there
+}
+
+
+@pytest.mark.parametrize("name", TIMM)
+def test_timm(name):
+    declare_missing_operators()
+    timm = pytest.importorskip("timm")
+    model = seeded(lambda: timm.create_model(name, pretrained=False, num_classes=CLASSES))
+    batch = images(2, 3, TIMM[name], TIMM[name])
+    _, activations = assert_read(model, batch)
+    with torch.no_grad():
+        features = model.forward_features(batch)
+    # timm's forward_features ends with the map, channels last for Swin.
+    assert_statistics_of(activations, features.movedim(-1, 1) if "swin" in name else features)
+
+
+def tiny_transformers() -> dict[str, Callable[[object], tuple[object, object]]]:
+    small = {"hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 1, 1], "num_labels": CLASSES}
+    swin = {"embed_dim": 12, "depths": [1, 1], "num_heads": [1, 2], "window_size": 4, "num_labels": CLASSES}
+    return {
+        "ResNet": lambda t: t.ResNetConfig(embedding_size=8, **small),
+        "MobileNetV2": lambda t: t.MobileNetV2Config(depth_multiplier=0.35, num_labels=CLASSES),
+        "EfficientNet": lambda t: t.EfficientNetConfig(
+            width_coefficient=0.25, depth_coefficient=0.3, hidden_dim=320, num_labels=CLASSES
+        ),
+        "ConvNext": lambda t: t.ConvNextConfig(**small),
+        "ConvNextV2": lambda t: t.ConvNextV2Config(**small),
+        "Swin": lambda t: t.SwinConfig(image_size=64, **swin),
+        "RegNet": lambda t: t.RegNetConfig(embedding_size=8, groups_width=8, **small),
+    }
+
+
+@pytest.mark.parametrize("name", tiny_transformers())
+def test_transformers(name):
+    transformers = pytest.importorskip("transformers")
+    config = tiny_transformers()[name](transformers)
+    model = seeded(lambda: getattr(transformers, f"{name}ForImageClassification")(config))
+    backbone, activations = assert_read(model, images())
+    with torch.no_grad():
+        features = getattr(model, model.base_model_prefix)(images()).last_hidden_state
+    assert_statistics_of(activations, features.movedim(-1, 1) if name == "Swin" else features)
+    assert backbone(images(2, 3, 96, 96)).positions[0] > activations.positions[0]
+
+
+# Models as people write them.
+
+
+class Net(nn.Module):
+    """Two convolutions with functional ReLUs, then ``pool`` and the last layer."""
+
+    def __init__(self, pool: Callable[[Tensor], Tensor] = lambda x: x.mean((2, 3)), *, bias: bool = True) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 12, 3, stride=2)
+        self.body = nn.Conv2d(12, 24, 3, stride=2)
+        self.head = nn.Linear(24, CLASSES, bias=bias)
+        self.pool = pool
+
+    def features(self, x: Tensor) -> Tensor:
+        return F.relu(self.body(F.relu(self.stem(x))))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.pool(self.features(x)))
+
+
+POOLS: dict[str, Callable[[Tensor], Tensor]] = {
+    "mean": lambda x: x.mean((2, 3)),
+    "mean of rows of means": lambda x: x.mean(3).mean(2),
+    "mean of a list": lambda x: x.flatten(2).mean(-1),
+    "mean of tokens": lambda x: x.flatten(2).transpose(1, 2).mean(1),
+    "sum by count": lambda x: x.sum((2, 3)) / 49,
+    "einsum": lambda x: torch.einsum("bchw->bc", x) / 49,
+    "avg_pool": lambda x: F.avg_pool2d(x, 7).flatten(1),
+    "avg_pool in two steps": lambda x: F.adaptive_avg_pool2d(F.adaptive_avg_pool2d(x, (7, 1)), 1)[:, :, 0, 0],
+    "adaptive": lambda x: F.adaptive_avg_pool2d(x, 1).view(x.size(0), -1),
+    "adaptive then mean": lambda x: F.adaptive_avg_pool2d(x, 1).mean([2, 3]),
+    "squeezed": lambda x: F.adaptive_avg_pool2d(x, 1).squeeze(-1).squeeze(-1),
+    "channels last": lambda x: x.permute(0, 2, 3, 1).mean((1, 2)),
+    "list of channels": lambda x: F.adaptive_avg_pool1d(x.flatten(2), 1).flatten(1),
+    "clamped after": lambda x: x.mean((2, 3)).clamp(max=1e6),
+    "in place after": lambda x: x.mean((2, 3)).mul_(2),
+    "normalised after": lambda x: F.normalize(x.mean((2, 3))) * 5,
+    "in place before": lambda x: F.hardtanh(x, 0, 6, inplace=True).mean((2, 3)),
+    "shift and scale": lambda x: (x * 2 + 1).mean((2, 3)),
+    "dropout": lambda x: F.dropout(F.dropout2d(x, 0.5, False).mean((2, 3)), 0.5, False),
+}
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_ways_to_average(name):
+    model = seeded(lambda: Net(POOLS[name]))
+    batch = images(5, 3, 31, 31)
+    backbone, activations = assert_read(model, batch)
+    with torch.no_grad():
+        features = model.features(batch)
+    features = features * 2 + 1 if name == "shift and scale" else features
+    assert_statistics_of(activations, features)
+    assert backbone.describe()["tap"] == "body"
+    assert backbone.describe()["map_shape"] == [24, 7, 7]
+    assert backbone.describe()["after"].startswith("relu")
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_image_sizes_and_bias(bias):
+    model = seeded(lambda: Net(bias=bias))
+    backbone = Backbone(model)
+    for size in (31, 47, 40, 31, 7):  # 7: a map of one position
+        activations = backbone(images(2, 3, size, size + 8))
+        with torch.no_grad():
+            assert_statistics_of(activations, model.features(images(2, 3, size, size + 8)))
+        assert backbone.image_shape == (3, size, size + 8)
+    assert backbone.describe()["classes"] == CLASSES
+
+
+def squeeze_excite() -> nn.Module:
+    class SqueezeExcite(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate = nn.Linear(24, 24)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.gate(x.mean((2, 3))).sigmoid()[:, :, None, None]
+
+    return nn.Sequential(
+        nn.Conv2d(3, 24, 3), SqueezeExcite(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(24, CLASSES)
+    )
+
+
+class NoBody(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(3, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x.mean((2, 3)))
+
+
+class ChannelsLast(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(3, 16)
+        self.head = nn.Linear(16, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x.permute(0, 2, 3, 1)).relu().mean((1, 2)))
+
+
+class SharedActivation(nn.Module):
+    """One ReLU module for every layer, in place, as many people write it; and a residual sum in forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 16, 3), nn.Conv2d(16, 16, 3, padding=1)
+        self.relu = nn.ReLU(inplace=True)
+        self.head = nn.Linear(16, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.relu(self.first(x))
+        x = self.relu(self.second(x) + x)
+        return {"logits": self.head(x.mean((2, 3)))}
+
+
+class FreeWeight(nn.Module):
+    """A last layer whose module never runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Conv2d(3, 16, 3)
+        self.head = nn.Linear(16, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.addmm(self.head.bias, self.body(x).mean((2, 3)), self.head.weight.T)
+
+
+NETS: dict[str, Callable[[], nn.Module]] = {
+    "squeeze and excite": squeeze_excite,
+    "no body": NoBody,
+    "identity body": lambda: nn.Sequential(nn.Identity(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, CLASSES)),
+    "channels last": ChannelsLast,
+    "shared activation": SharedActivation,
+    "free weight": FreeWeight,
+    "convolutional head": lambda: nn.Sequential(
+        nn.Conv2d(3, 16, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Conv2d(16, CLASSES, 1), nn.Flatten()
+    ),
+    "map of one position": lambda: nn.Sequential(
+        nn.Conv2d(3, 16, 16),
+        nn.BatchNorm2d(16),
+        nn.Identity(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(16, CLASSES),
+    ),
+    "two layers after pooling": lambda: nn.Sequential(
+        nn.Conv2d(3, 16, 3),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(16, 32),
+        nn.Hardswish(inplace=True),
+        nn.BatchNorm1d(32),
+        nn.Dropout(0.5, inplace=True),
+        nn.Linear(32, 24),
+        nn.ReLU(inplace=True),
+        nn.Linear(24, CLASSES),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_nets(name):
+    model = seeded(NETS[name])
+    assert_read(model, images(3, 3, 16, 16))
+    assert_read(model.double(), images(3, 3, 16, 16).double())
+
+
+class Swish(torch.autograd.Function):
+    """An activation that torch's calls do not show."""
+
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return x * x.sigmoid()
+
+
+class Hidden(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return Swish.apply(x)
+
+
+def test_code_that_is_not_seen_is_tapped_and_not_replayed():
+    pooling = (nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    model = seeded(lambda: nn.Sequential(nn.Conv2d(3, 8, 3), Hidden(), *pooling, nn.Linear(8, CLASSES)))
+    backbone, activations = assert_read(model, images())
+    assert backbone.describe()["tap"] == "1"
+    with torch.no_grad():
+        assert_statistics_of(activations, F.silu(model[0](images())))
+    with pytest.raises(ValueError, match=r"its call of Hidden near the last layer cannot be repeated; .*tap="):
+        Backbone(nn.Sequential(nn.Conv2d(3, 8, 3), *pooling, Hidden(), nn.Linear(8, 4)))(images())
+
+
+def test_sound_and_volumes():
+    sound = nn.Sequential(nn.Conv1d(2, 8, 3), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(8, CLASSES))
+    assert Backbone(sound)(images(2, 2, 20)).positions.tolist() == [18, 18]
+    volume = nn.Sequential(nn.Conv3d(1, 8, 3), nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(8, CLASSES))
+    assert Backbone(volume)(images(2, 1, 5, 5, 5)).positions.tolist() == [27, 27]
+
+
+@pytest.mark.parametrize("name", ["two layers after pooling", "squeeze and excite", "convolutional head"])
+def test_half_precision_is_summarised_in_float32(name):
+    model = seeded(NETS[name]).bfloat16()
+    _, activations = assert_read(model, images(3, 3, 16, 16).bfloat16())
+    assert activations.mean.dtype == torch.float32
+    assert activations.logits.dtype == torch.bfloat16
+
+
+def test_double_input_is_moved_to_the_model():
+    model = seeded(Net)
+    assert torch.equal(Backbone(model)(images(2).double()).logits, Backbone(model)(images(2)).logits)
+
+
+def test_memory_format_of_the_images_is_kept():
+    assert_read(seeded(Net), images().to(memory_format=torch.channels_last))
+
+
+def test_mode_and_running_statistics_survive():
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.5), nn.Linear(8, 4)
+    ).train()
+    model[1].eval()  # a mixture, as when fine-tuning with frozen norms
+    modes = [module.training for module in model.modules()]
+    state = copy.deepcopy(model.state_dict())
+    generator_state = torch.get_rng_state()
+    logits = Backbone(model)(images()).logits
+    assert [module.training for module in model.modules()] == modes
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), generator_state)
+    with pytest.raises(ValueError):
+        Backbone(model)(images(2, 5, 8, 8))
+    assert [module.training for module in model.modules()] == modes
+    assert torch.equal(logits, model.eval()(images()))
+    assert_untouched(model)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "densenet121"])
+def test_gradients_reach_the_images_and_no_parameter(name):
+    declare_missing_operators()
+    models = pytest.importorskip("torchvision.models")
+    model = seeded(lambda: models.get_model(name, weights=None, num_classes=CLASSES))
+    backbone = Backbone.wrap(model, images(2))
+    with torch.no_grad():  # ODIN must work for a caller who is not training
+        batch = images(2).requires_grad_()
+        activations = backbone(batch, gradients=True)
+        with torch.enable_grad():
+            for features in (activations.max, activations.std, activations.mean):
+                logits = backbone.classifier(backbone.neck(features))
+                (gradient,) = torch.autograd.grad(logits.logsumexp(1).sum(), batch, retain_graph=True)
+                assert gradient.isfinite().all()
+                assert gradient.any()
+    assert not backbone(batch).mean.requires_grad
+    assert_untouched(model)
+
+
+def test_gradients_on_constant_maps_and_inside_inference_mode():
+    model = seeded(Net)
+    batch = torch.zeros(2, 3, 31, 31).requires_grad_()  # every channel constant: std is 0 there
+    backbone = Backbone(model)
+    with torch.inference_mode():
+        activations = backbone(batch, gradients=True)
+    (gradient,) = torch.autograd.grad(activations.std.sum() + activations.max.sum(), batch)
+    assert gradient.isfinite().all()
+    with torch.inference_mode():
+        assert torch.equal(backbone(batch.detach().clone()).logits, activations.logits)
+        assert Backbone(model)(images(2, 3, 31, 31)).mean.shape == (2, 24)
+
+
+def test_stream():
+    backbone = Backbone(seeded(Net))
+    batches = [images(2), (images(3, seed=1), torch.tensor([1, 2, 3])), [images(1), [5]]]
+    streamed = list(backbone.stream(batches, statistics=("median",)))
+    assert [len(activations.mean) for activations, _ in streamed] == [2, 3, 1]
+    assert streamed[0][1] is None
+    assert streamed[1][1].tolist() == [1, 2, 3]
+    assert streamed[2][1].tolist() == [5]
+    assert streamed[0][0].std is None
+    assert streamed[0][0].median is not None
+    with pytest.raises(ValueError, match="one per image"):
+        list(backbone.stream([(images(3), torch.tensor([1]))]))
+    with pytest.raises(TypeError, match="a dict was given"):
+        list(backbone.stream([{"pixel_values": images(3)}]))
+
+
+def test_wrap():
+    backbone = Backbone(seeded(Net))
+    assert Backbone.wrap(backbone) is backbone
+    assert backbone.describe()["tap"] is None
+    with pytest.raises(ValueError, match="has seen images"):
+        _ = backbone.classifier
+    with pytest.raises(ValueError, match="has seen images"):
+        backbone.neck(torch.zeros(1, 24))
+    assert Backbone.wrap(backbone, images(2)).describe()["head"] == "head"
+    assert Backbone.wrap(backbone.model, images(2)).image_shape == (3, 64, 64)
+
+
+def test_copies_find_their_own_way():
+    backbone = Backbone.wrap(seeded(NETS["two layers after pooling"]), images(2))
+    for other in (copy.deepcopy(backbone), pickle.loads(pickle.dumps(backbone))):
+        assert torch.equal(other(images(2)).logits, backbone(images(2)).logits)
+
+
+def test_threads_do_not_mix_their_maps():
+    backbone = Backbone.wrap(seeded(Net), images(2))
+    expected = [backbone(images(2, seed=seed)).max for seed in range(4)]
+    wrong: list[int] = []
+
+    def read(seed: int) -> None:
+        wrong.extend(seed for _ in range(10) if not torch.equal(backbone(images(2, seed=seed)).max, expected[seed]))
+
+    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+# Adapters given by hand.
+
+
+def test_explicit_adapter():
+    model = seeded(Net)
+    backbone = Backbone(model, tap="body", head="head", after=F.relu)
+    assert torch.equal(backbone(images()).max, Backbone(model)(images()).max)
+    assert backbone.describe()["after"] == "relu"
+    assert backbone.describe()["neck"] is None
+    assert_untouched(model)
+    deep = seeded(NETS["two layers after pooling"])
+    by_hand = Backbone(deep, tap="0", head="9", neck=deep[3:9])
+    assert torch.equal(by_hand(images()).std, Backbone(deep)(images()).std)
+    assert by_hand.describe()["neck"] == "Sequential"
+    assert by_hand.describe()["channels"] == 24
+
+
+def test_explicit_adapter_around_a_head_of_another_kind():
+    class Cosine(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.directions = nn.Parameter(torch.eye(CLASSES, 24))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.normalize(x) @ self.directions.T
+
+    model = seeded(Net)
+    model.head = Cosine()
+    backbone = Backbone(model, tap="body", head="head", after=F.relu)
+    activations = backbone(images())
+    assert torch.allclose(backbone.classifier(activations.mean), activations.logits, atol=1e-6)
+    with pytest.raises(ValueError, match=r"owns the weights.*tap= and head="):
+        Backbone(model)(images())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tap": "body"}, "without head="),
+        ({"head": "head"}, "without tap="),
+        ({"neck": F.relu}, "need tap= and head="),
+        ({"tap": "boddy", "head": "head"}, "tap='boddy' is no module of Net; did you mean 'body'?"),
+        ({"tap": "body", "head": "xyz"}, "head='xyz' is no module of Net; its modules"),
+    ],
+)
+def test_adapters_that_name_nothing(options, message):
+    with pytest.raises(ValueError, match=message.replace("?", r"\?")):
+        Backbone(seeded(Net), **options)
+
+
+def test_adapters_that_are_wrong():
+    model = seeded(Net)
+    with pytest.raises(ValueError, match=r"tap 'body' and head 'head' of Net do not give the model's logits: row \d"):
+        Backbone(model, tap="body", head="head")(images())  # the ReLU is missing
+    with pytest.raises(ValueError, match=r"do not meet.*features of shape \(4, 12\).*takes 24 channels; pass neck="):
+        Backbone(model, tap="stem", head="head")(images())
+    with pytest.raises(ValueError, match="the module before pooling"):
+        Backbone(model, tap="head", head="head")(images())
+    model.unused = nn.Identity()
+    with pytest.raises(ValueError, match="'unused' did not run"):
+        Backbone(model, tap="unused", head="head")(images())
+    assert_untouched(model)
+
+
+# Models that cannot be read, and images that cannot be classified.
+
+
+def raised_by(model: nn.Module, batch: Tensor) -> str:
+    with pytest.raises(ValueError) as caught:
+        Backbone(model.eval())(batch)
+    assert_untouched(model)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_class_tokens_have_nothing_to_pool():
+    declare_missing_operators()
+    models, timm = pytest.importorskip("torchvision.models"), pytest.importorskip("timm")
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ViTConfig(
+        image_size=32, hidden_size=24, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
+    )
+    for model, size in [
+        (models.VisionTransformer(32, 16, 1, 2, 24, 32), 32),
+        (models.vit_b_16(weights=None, image_size=32), 32),
+        (timm.create_model("vit_tiny_patch16_224", pretrained=False, img_size=32), 32),
+        (transformers.ViTForImageClassification(config), 32),
+    ]:
+        message = raised_by(model, images(2, 3, size, size))
+        assert "one class token" in message
+        assert "nothing to pool" in message
+
+
+def test_averaged_tokens_work():
+    timm = pytest.importorskip("timm")
+    model = timm.create_model(
+        "vit_tiny_patch16_224", pretrained=False, img_size=32, global_pool="avg", num_classes=CLASSES
+    )
+    backbone, _ = assert_read(model.eval(), images(2, 3, 32, 32))
+    assert backbone.describe()["map_shape"] == [192, 4]
+
+
+UNREADABLE: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "max": (lambda: Net(lambda x: x.amax((2, 3))), "takes a maximum of its last map"),
+    "max and mean": (lambda: Net(lambda x: x.amax((2, 3)) + x.mean((2, 3))), "takes a maximum of its last map"),
+    "flatten": (
+        lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 62 * 62, 5)),
+        "no average of a map leads to its last layer, which reads the last map through flatten",
+    ),
+    "softmax": (lambda: nn.Sequential(Net(), nn.Softmax(1)), "something follows '0.head'"),
+    "temperature": (lambda: nn.Sequential(Net(), nn.Sigmoid()), "its output is not what a last linear layer returned"),
+    "no linear layer": (lambda: nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten()), "its output is not"),
+    "script": (lambda: torch.jit.script(nn.Sequential(nn.Flatten())), "TorchScript hides what it does; .* pass tap="),
+    "one batch size": (lambda: Net(lambda x: x.mean((2, 3)).view(4, 24)), "cannot be watched .* Pass tap= and head="),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_models_that_cannot_be_read(name):
+    build, message = UNREADABLE[name]
+    model = build()
+    with pytest.raises(ValueError, match=message):
+        Backbone(model.eval())(images(4))
+
+
+def test_model_outputs_that_hold_no_logits():
+    class Tuple(Net):
+        def forward(self, x):
+            return super().forward(x), x
+
+    class Named(Net):
+        def forward(self, x):
+            return {"out": super().forward(x)}
+
+    with pytest.raises(TypeError, match="the model returned a tuple; it must return"):
+        Backbone(Tuple())(images())
+    with pytest.raises(TypeError, match=r"a dict with \['out'\]"):
+        Backbone(Named(), tap="body", head="head")(images())
+
+
+@pytest.mark.parametrize(
+    ("batch", "error", "message"),
+    [
+        ([1, 2], TypeError, "a list was given"),
+        (torch.zeros(0, 3, 8, 8), ValueError, r"at least one image; given \(0, 3, 8, 8\)"),
+        (torch.zeros(3), ValueError, "must be a batch"),
+        (torch.zeros(2, 3, 8, 8, dtype=torch.uint8), ValueError, "convert to float and normalise as the model expects"),
+        (torch.zeros(2, 3, 8, 8, dtype=torch.bool), ValueError, "convert to float"),
+        (torch.full((7, 3, 8, 8), torch.nan), ValueError, r"7 of 7 rows \(0, 1, 2, 3, 4, ...\)"),
+        (torch.tensor([[1.0], [torch.inf]]), ValueError, r"1 of 2 rows \(1\)"),
+    ],
+)
+def test_images_that_are_refused(batch, error, message):
+    with pytest.raises(error, match=message):
+        Backbone(seeded(Net))(batch)
+
+
+@pytest.mark.parametrize("options", [{}, {"tap": "body", "head": "head", "after": F.relu}])
+def test_images_of_a_wrong_shape(options):
+    backbone = Backbone(seeded(Net), **options)
+    with pytest.raises(ValueError, match=r"Net does not take images of shape \(1, 64, 64\) in a batch of 2 \("):
+        backbone(images(2, 1, 64, 64))
+    backbone(images(2))
+    with pytest.raises(ValueError, match=r"\(1, 64, 64\).*images of shape \(3, 64, 64\) worked before") as caught:
+        backbone(images(2, 1, 64, 64))
+    assert caught.value.__cause__ is not None
+    assert backbone.image_shape == (3, 64, 64)
+    assert_untouched(backbone.model)
+
+
+def test_models_that_are_none():
+    with pytest.raises(TypeError, match="a function was given"):
+        Backbone(lambda x: x)
+    with pytest.raises(TypeError, match=r"torch\.compile hides"):
+        Backbone(torch.compile(Net(), backend="eager"))
+
+
+def test_logits_that_are_not_finite():
+    model = seeded(Net)
+    model.head.bias.data.fill_(torch.nan)
+    with pytest.raises(ValueError, match="NaN or inf for all 4 images"):
+        Backbone(model, tap="body", head="head", after=F.relu)(images())
+
+
+def test_declaring_operators_again_is_harmless():
+    declare_missing_operators()
+    declare_missing_operators()
+    assert pytest.importorskip("torchvision").__version__
