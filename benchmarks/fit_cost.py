@@ -1,7 +1,7 @@
 """What fitting thirty detectors at once costs: CPU time over one plain pass, and peak memory over the image count.
 
-    python benchmarks/fit_cost.py                    # ResNet-18, 224 px, 2,000 images: about five minutes on two cores
-    python benchmarks/fit_cost.py --images 200       # a quick look
+python benchmarks/fit_cost.py                  ResNet-18, 224 px, 2,000 images: about ten minutes on two cores
+python benchmarks/fit_cost.py --images 200     a quick look
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from davis.discovery import Adapter, discover, logits_of
 from davis.pooling import summarise
 from davis.tracing import Replay, TracingError
-from davis.types import Activations, Classifier, Features, Images, Labels, Logits, Map
+from davis.types import Activations, Classifier, Features, Images, Labels, Logits, Map, evaluating
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}  # of the largest logit; half precision: 5e-2
 MODEL_ERRORS = (RuntimeError, ValueError, TypeError, IndexError, AssertionError)  # what a wrong shape raises
@@ -47,8 +46,11 @@ class Backbone:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"the model must be a torch.nn.Module; a {type(model).__name__} was given")
-        if type(model).__name__ == "OptimizedModule":
-            raise TypeError("torch.compile hides the model's layers; give the model from before it (._orig_mod)")
+        if isinstance(model, torch.jit.ScriptModule) or type(model).__name__ == "OptimizedModule":
+            raise TypeError(
+                f"a {type(model).__name__} hides its layers and takes no hooks; "
+                "give the model from before torch.compile or torch.jit"
+            )
         self.model = model
         self.image_shape: tuple[int, ...] | None = None
         self.map_shape: tuple[int, ...] | None = None
@@ -71,7 +73,7 @@ class Backbone:
     ) -> Activations:
         """The logits and channel statistics of a batch; with gradients, differentiable in the images."""
         images = self.prepare(images)
-        with self._lock, _evaluating(self.model):
+        with self._lock, evaluating(self.model):
             if not gradients:
                 with torch.no_grad():
                     return self._read(images, statistics)
@@ -301,21 +303,6 @@ def _placement(model: nn.Module, images: Images) -> tuple[torch.device, torch.dt
         if tensor.is_floating_point():
             return tensor.device, tensor.dtype
     return images.device, images.dtype
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode inside, every module's own mode again after."""
-    modes = [(module, module.training) for module in model.modules()]
-    if not any(training for _, training in modes):
-        yield
-        return
-    try:
-        model.eval()
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 def _tolerance(*dtypes: torch.dtype) -> float:

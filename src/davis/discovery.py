@@ -46,8 +46,6 @@ def logits_of(output: object) -> Logits:
 
 def discover(model: nn.Module, images: Images) -> Adapter:
     """Find how a model in eval mode is read, for images of this shape, precision and device."""
-    if isinstance(model, torch.jit.ScriptModule):
-        raise TracingError(f"TorchScript hides what it does{ADVICE}")
     (trace, logits), (twin, _) = (_trace(model, images, batch) for batch in BATCHES)
     if len(trace.nodes) != len(twin.nodes):  # some models compute a table on their first run and keep it
         trace, logits = _trace(model, images, BATCHES[0])

@@ -23,6 +23,8 @@ def summarise(activation_map: Map, logits: Logits, statistics: Collection[str]) 
     unknown = set(statistics) - {"mean", *STATISTICS}
     if unknown:
         raise ValueError(f"unknown statistic {sorted(unknown)[0]!r}; known: mean, {', '.join(STATISTICS)}")
+    if activation_map.ndim < 3 or activation_map.numel() == 0:
+        raise ValueError(f"a map is (batch, channel, *space) with a value at least, got {tuple(activation_map.shape)}")
     values = at_least_float32(activation_map)
     space = tuple(range(2, values.ndim))
     positions = values[0, 0].numel()

@@ -30,6 +30,9 @@ class Ref:
     index: int
 
 
+PLAIN = int | float | complex | str | torch.dtype | torch.device | Ref  # compared by value between two traces
+
+
 @dataclass(frozen=True)
 class PerImage:
     """Stands for an integer that is this many times the batch size."""
@@ -94,7 +97,10 @@ class Trace(TorchFunctionMode):
     def record(cls, model: nn.Module, images: Tensor) -> tuple[Trace, object]:
         """The trace of a model on images, and what the model returned."""
         trace = cls(images)
-        hooks = [module.register_forward_hook(trace._watch(name)) for name, module in model.named_modules()]
+        watched = {
+            name: module for name, module in model.named_modules() if not isinstance(module, torch.jit.ScriptModule)
+        }
+        hooks = [module.register_forward_hook(trace._watch(name)) for name, module in watched.items()]
         try:
             with trace:
                 return trace, model(images)
@@ -105,10 +111,11 @@ class Trace(TorchFunctionMode):
     def _watch(self, name: str) -> Callable[[nn.Module, object, object], None]:
         def hook(module: nn.Module, inputs: object, output: object) -> None:
             if isinstance(output, Tensor):
-                if self._known(output) is None:  # made by code that torch's calls do not show
+                node = self.nodes[self.ref(output).index]
+                if not node.live and not node.parents:  # perhaps made by code that torch's calls do not show
                     read = tuple(self.ref(tensor).index for tensor in leaves(inputs, Tensor))
-                    self._add(output, Call(type(module), (), {}), HIDDEN, read)
-                self.returned[name] = self.ref(output).index
+                    node = self._add(output, Call(type(module), (), {}), HIDDEN, read, node.identity)
+                self.returned[name] = node.index
 
         return hook
 
@@ -304,7 +311,7 @@ def merge(first: Any, second: Any) -> Any:
         return items if isinstance(first, list) else tuple(items)
     if isinstance(first, slice) and isinstance(second, slice):
         return slice(*merge((first.start, first.stop, first.step), (second.start, second.stop, second.step)))
-    if first is second or (type(first) is type(second) and first == second):
+    if first is second or (isinstance(first, PLAIN) and type(first) is type(second) and first == second):
         return first
     small, large = BATCHES
     if type(first) is int and type(second) is int and first * large == second * small:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -71,22 +73,43 @@ class Classifier:
                 f"this method reads the weights of a linear last layer, and the model's is a "
                 f"{type(self.module).__name__}; use a score that needs only logits or features"
             )
-        weight = self.module.get_parameter("weight").flatten(1)
-        return at_least_float32(weight)
+        return at_least_float32(self._tensor("weight").flatten(1))
 
     @property
     def bias(self) -> Tensor:
         """(class,), zeros where the layer has none."""
         if self.module.bias is None:
             return torch.zeros_like(self.weight[:, 0])
-        return at_least_float32(self.module.get_parameter("bias"))
+        return at_least_float32(self._tensor("bias"))
 
     def __call__(self, features: Features) -> Logits:
         if self.is_linear:
             return F.linear(features, self.weight.to(features.dtype), self.bias.to(features.dtype))
         parameter = next(self.module.parameters())
-        logits: Logits = self.module(features.to(parameter.dtype))
+        with evaluating(self.module):
+            logits: Logits = self.module(features.to(parameter.dtype))
         return logits.to(features.dtype)
+
+    def _tensor(self, name: str) -> Tensor:
+        value = getattr(self.module, name)  # a parameter, or what a parametrization makes of several
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name} of the model's last layer is a {type(value).__name__}, not a tensor")
+        return value
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode inside, every module's own mode again after."""
+    modes = [(module, module.training) for module in model.modules()]
+    if not any(training for _, training in modes):
+        yield
+        return
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:

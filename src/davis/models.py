@@ -1,0 +1,322 @@
+"""Classifiers by name: torchvision, timm and transformers models, or a Python object of the user's own."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import json
+import math
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from difflib import get_close_matches
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from davis.data import IMAGENET_MEAN, IMAGENET_STD, INTERPOLATIONS, Preprocessing
+from davis.torchvision_ops import declare_missing_operators
+
+FORMS = "a torchvision or timm name, hf:ID or hf:FOLDER, or module:factory"
+_EXTRAS = {"torchvision": "timm", "timm": "timm", "transformers": "hf"}
+_WRAPPERS = ("state_dict", "model", "model_state_dict")  # where training scripts put the weights in their files
+
+
+class _Place(NamedTuple):
+    """Where a model comes from, and its name there."""
+
+    zoo: str  # torchvision, timm, hf or python
+    name: str
+
+
+def load_model(name: str, *, weights: str = "default", classes: int | None = None) -> nn.Module:
+    """The classifier that a name stands for, in eval mode.
+
+    ``weights`` is ``default`` (the zoo's pretrained ones), ``none`` (random) or a file of tensors. ``classes`` is the
+    number of outputs where it is not the zoo's own.
+    """
+    place = _resolve(name)
+    pretrained = weights == "default"
+    file = None if weights in ("default", "none") else Path(weights)
+    if file is not None and not file.is_file():
+        raise FileNotFoundError(f"no weights there: {file} is no file; allowed are default, none or a file of tensors")
+    if pretrained and classes is not None and place.zoo in ("torchvision", "timm", "hf"):
+        raise ValueError(
+            f"the pretrained {name!r} has its own classes; {classes} of them need weights from a file, or none"
+        )
+    make = {"torchvision": _torchvision, "timm": _timm, "hf": _hugging_face, "python": _python}[place.zoo]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # about the zoo's own defaults; nothing a user can act on
+        model = make(place.name, pretrained, classes)
+    if file is not None:
+        _fill(model, file, name)
+    return model.eval()
+
+
+def preprocessing_of(name: str, model: nn.Module) -> Preprocessing:
+    """How the model's zoo prepares images for it; where nothing is known, ImageNet's values."""
+    place = _resolve(name)
+    if place.zoo == "torchvision":
+        return _torchvision_preprocessing(place.name)
+    if place.zoo == "timm":
+        return _timm_preprocessing(name, model)
+    if place.zoo == "hf":
+        return _hugging_face_preprocessing(place.name)
+    return Preprocessing()
+
+
+def adjusted(
+    preprocessing: Preprocessing,
+    *,
+    size: int | None = None,
+    resize: int | None = None,
+    mean: tuple[float, ...] | None = None,
+    std: tuple[float, ...] | None = None,
+) -> Preprocessing:
+    """The preprocessing with some values replaced; a new size alone keeps the share that is cut off."""
+    size = preprocessing.size if size is None else size
+    if resize is None:
+        resize = round(size * preprocessing.edge / preprocessing.size)
+    mean = preprocessing.mean if mean is None else mean
+    std = preprocessing.std if std is None else std
+    return replace(preprocessing, size=size, resize=resize, mean=mean, std=std)
+
+
+def place_on(model: nn.Module, device: str | None) -> nn.Module:
+    """The model on a device; without one, on an accelerator where there is one."""
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return model.to(torch.device(device))
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device {device!r} cannot be used here ({_first_line(error)}); try cpu") from None
+
+
+def _resolve(name: str) -> _Place:
+    zoo, colon, rest = name.partition(":")
+    if colon and zoo in ("torchvision", "timm"):
+        known = _names(zoo)
+        if not _is_known(rest, known):
+            raise ValueError(f"unknown {zoo} model {rest!r}; {_suggest(rest, known)}")
+        return _Place(zoo, rest)
+    if colon:
+        return _Place("hf", rest) if zoo == "hf" else _Place("python", name)
+    known = []
+    for zoo in ("torchvision", "timm"):
+        with contextlib.suppress(ModuleNotFoundError):
+            names = _names(zoo)
+            if _is_known(name, names):
+                return _Place(zoo, name)
+            known += names
+    if not known:
+        _import("torchvision")  # raises: neither zoo is there
+    raise ValueError(f"unknown model {name!r}; {_suggest(name, known)}")
+
+
+def _is_known(name: str, names: list[str]) -> bool:
+    """Whether a zoo has the model; timm's tags (resnet18.a1_in1k) and hub names (hf-hub:...) are timm's to check."""
+    return name.partition(".")[0] in names or name.startswith(("hf-hub:", "local-dir:"))
+
+
+def _suggest(name: str, known: Iterable[str]) -> str:
+    close = get_close_matches(name.lower(), known, n=1, cutoff=0.7)
+    return f"did you mean {close[0]!r}?" if close else f"a model is {FORMS}"
+
+
+def _import(package: str) -> ModuleType:
+    declare_missing_operators()
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        if error.name != package.partition(".")[0]:
+            raise
+        extra = _EXTRAS[error.name]
+        raise ModuleNotFoundError(
+            f"{error.name} is not installed: pip install 'davis-ood[{extra}]'", name=error.name
+        ) from None
+
+
+def _names(zoo: str) -> list[str]:
+    if zoo == "torchvision":
+        models = _import("torchvision.models")
+        return list(models.list_models(module=models))
+    return list(_import("timm").list_models())
+
+
+def _fetched(name: str, make: Callable[[], nn.Module], pretrained: bool) -> nn.Module:
+    """The model, or one line that says what to do where its weights cannot be had."""
+    if not pretrained:
+        return make()
+    try:
+        return make()
+    except Exception as error:  # each zoo has its own, and not all of them are OSErrors
+        raise OSError(
+            f"cannot get the pretrained weights of {name!r} ({_first_line(error)}); "
+            "use --weights FILE or --weights none"
+        ) from error
+
+
+def _torchvision(name: str, pretrained: bool, classes: int | None) -> nn.Module:
+    models = _import("torchvision.models")
+    settings: dict[str, Any] = {} if classes is None else {"num_classes": classes}
+
+    def make() -> nn.Module:
+        with contextlib.redirect_stdout(io.StringIO()):  # "Downloading ..." would stand in front of our JSON
+            model: nn.Module = models.get_model(name, weights="DEFAULT" if pretrained else None, **settings)
+        return model
+
+    return _fetched(name, make, pretrained)
+
+
+def _timm(name: str, pretrained: bool, classes: int | None) -> nn.Module:
+    timm = _import("timm")
+    settings: dict[str, Any] = {} if classes is None else {"num_classes": classes}
+    return _fetched(name, lambda: timm.create_model(name, pretrained=pretrained, **settings), pretrained)
+
+
+def _hugging_face(name: str, pretrained: bool, classes: int | None) -> nn.Module:
+    transformers = _import("transformers")
+    auto = transformers.AutoModelForImageClassification
+    if pretrained:
+        return _fetched(f"hf:{name}", lambda: auto.from_pretrained(name), pretrained)
+    settings: dict[str, Any] = {} if classes is None else {"num_labels": classes}
+    model: nn.Module = auto.from_config(transformers.AutoConfig.from_pretrained(name, **settings))
+    return model
+
+
+def _python(name: str, pretrained: bool, classes: int | None) -> nn.Module:
+    """The object at module:name; what is callable and no model yet is called."""
+    if classes is not None:
+        raise ValueError(f"{name!r} makes its own model: let it choose the number of classes, not --num-classes")
+    module, _, path = name.partition(":")
+    if not module or not path:
+        raise ValueError(f"cannot read the model {name!r}; a model is {FORMS}")
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # the current directory, as with `python -m`
+    importlib.invalidate_caches()
+    try:
+        found: Any = importlib.import_module(module)
+    except Exception as error:  # a user's module may raise anything
+        raise ImportError(f"cannot import {module!r} for the model {name!r} ({_first_line(error)})") from error
+    for part in path.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            raise ValueError(f"module {module!r} has no {path!r}, for the model {name!r}") from None
+    if callable(found) and not isinstance(found, nn.Module):
+        try:
+            found = found()
+        except Exception as error:
+            raise ValueError(
+                f"{name!r} did not make a model ({_first_line(error)}); it is called without arguments"
+            ) from error
+    if not isinstance(found, nn.Module):
+        raise TypeError(
+            f"{name!r} gives a {type(found).__name__}; a torch.nn.Module, or a callable that makes one, is needed"
+        )
+    return found
+
+
+def _fill(model: nn.Module, file: Path, name: str) -> None:
+    """Load a file of tensors into the model; nothing in it is run."""
+    try:
+        if file.suffix == ".safetensors":
+            tensors: Any = safetensors.torch.load_file(file)
+        else:
+            tensors = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # damaged files raise nearly anything
+        raise ValueError(
+            f"{file} is no file of plain tensors (.pth, .pt, .safetensors): {_first_line(error)}"
+        ) from error
+    for wrapper in _WRAPPERS:
+        if isinstance(tensors, Mapping) and isinstance(tensors.get(wrapper), Mapping):
+            tensors = tensors[wrapper]
+    if not isinstance(tensors, Mapping) or not all(isinstance(value, Tensor) for value in tensors.values()):
+        raise ValueError(f"{file} holds no dictionary of tensors; save model.state_dict()")
+    tensors = {key.removeprefix("module."): value for key, value in tensors.items()}  # of DataParallel
+    wanted = model.state_dict()
+    for problem, keys in (("lacks", wanted.keys() - tensors.keys()), ("has unknown", tensors.keys() - wanted.keys())):
+        if keys:
+            raise ValueError(
+                f"{file} does not fit {name!r}: it {problem} {sorted(keys)[0]!r} and {len(keys) - 1} others"
+            )
+    for key, value in tensors.items():
+        if value.shape != wanted[key].shape:
+            raise ValueError(
+                f"{file} does not fit {name!r}: {key!r} is {tuple(value.shape)} there and {tuple(wanted[key].shape)} "
+                "in the model; if it is the number of classes that differs, give it with --num-classes"
+            )
+    model.load_state_dict(tensors)
+
+
+def _torchvision_preprocessing(name: str) -> Preprocessing:
+    values = _import("torchvision.models").get_model_weights(name).DEFAULT.transforms()
+    return Preprocessing(
+        size=values.crop_size[0],
+        resize=values.resize_size[0],
+        mean=tuple(values.mean),
+        std=tuple(values.std),
+        interpolation=values.interpolation.value,
+    )
+
+
+def _timm_preprocessing(name: str, model: nn.Module) -> Preprocessing:
+    values = _import("timm.data").resolve_model_data_config(model)
+    channels, height, width = values["input_size"]
+    if height != width or values["crop_mode"] == "border" or channels not in (1, 3):
+        raise ValueError(
+            f"{name!r} wants {values['input_size']} images cut by {values['crop_mode']!r}; davis cuts squares"
+        )
+    return Preprocessing(
+        size=height,
+        resize=math.floor(height / values["crop_pct"]) if values["crop_pct"] < 1 else height,
+        mean=tuple(values["mean"]),
+        std=tuple(values["std"]),
+        interpolation=values["interpolation"] if values["interpolation"] in INTERPOLATIONS else "bilinear",
+        aspect="stretch" if values["crop_mode"] == "squash" else "keep",
+    )
+
+
+def _hugging_face_preprocessing(name: str) -> Preprocessing:
+    """The values of ``preprocessor_config.json``, in the spellings that transformers has had for them."""
+    file = _import("transformers.utils").cached_file(
+        name, "preprocessor_config.json", _raise_exceptions_for_missing_entries=False
+    )
+    if file is None:
+        return Preprocessing()
+    values = json.loads(Path(file).read_text(encoding="utf-8"))
+    side = _side(values.get("size")) or 224
+    if "crop_pct" in values:  # ConvNeXT's rule: large images are stretched, not cut
+        size, resize, stretch = (side, int(side / values["crop_pct"]), False) if side < 384 else (side, side, True)
+    else:
+        crop = _side(values.get("crop_size"))
+        size = crop if crop is not None and values.get("do_center_crop", False) else side
+        resize, stretch = side, not (isinstance(values.get("size"), Mapping) and "shortest_edge" in values["size"])
+    normalised = values.get("do_normalize", True)
+    names = {int(mode): word for word, mode in INTERPOLATIONS.items()}
+    return Preprocessing(
+        size=size,
+        resize=resize,
+        mean=tuple(values.get("image_mean", IMAGENET_MEAN)) if normalised else (0.0, 0.0, 0.0),
+        std=tuple(values.get("image_std", IMAGENET_STD)) if normalised else (1.0, 1.0, 1.0),
+        interpolation=names.get(values.get("resample"), "bilinear"),
+        aspect="stretch" if stretch else "keep",
+    )
+
+
+def _side(value: object) -> int | None:
+    """One side of a size that is a number, {"height", "width"} or {"shortest_edge"}."""
+    if isinstance(value, Mapping):
+        value = value.get("shortest_edge", value.get("height"))
+    return value if isinstance(value, int) else None
+
+
+def _first_line(error: BaseException) -> str:
+    """The error's kind and the first line of what it says."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__
