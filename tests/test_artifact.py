@@ -45,7 +45,7 @@ def test_round_trip_is_bit_equal(spec: str, tmp_path: Path) -> None:
 
 def test_the_classifier_is_not_copied(saved: Path) -> None:
     tensors = safetensors.torch.load_file(saved / "detector.safetensors")
-    assert sorted(tensors) == ["stages.1.clip", "stages.2.mask", "stages.3.bank"]
+    assert sorted(tensors) == ["stages.1.clip", "stages.2.mask", "stages.3.bank", "stages.3.centre"]
     assert tensors["stages.2.mask"].dtype == torch.bool
 
 

@@ -34,7 +34,7 @@ def test_the_rule(tpr: str, count: int) -> None:
 def test_the_smallest_count(tpr: float, needed: int) -> None:
     scores = torch.arange(float(needed))
     assert calibrate(scores, tpr=tpr).threshold == 0
-    with pytest.raises(ValueError, match=f"{needed - 1} held-out images are too few .*; {needed} are needed"):
+    with pytest.raises(ValueError, match=rf"{needed - 1} held-out images are too few .*; {needed} are needed"):
         calibrate(scores[1:], tpr=tpr)
 
 
@@ -74,7 +74,7 @@ def test_single_precision_scores() -> None:
 
 
 def test_empty() -> None:
-    with pytest.raises(ValueError, match="0 held-out images are too few .* 19 are needed"):
+    with pytest.raises(ValueError, match=r"0 held-out images are too few .* 19 are needed"):
         calibrate(torch.tensor([]))
 
 
@@ -82,7 +82,7 @@ def test_empty() -> None:
 def test_broken_scores(value: float) -> None:
     scores = torch.rand(40)
     scores[7] = value
-    with pytest.raises(ValueError, match="finite scores"):
+    with pytest.raises(ValueError, match="1 of 40 scores are NaN or infinite"):
         calibrate(scores)
 
 

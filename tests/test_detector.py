@@ -300,3 +300,13 @@ def test_wrong_kinds_of_arguments() -> None:
         davis.Detector(models.small_net(), "energy | max + energy")
     with pytest.raises(TypeError, match="a batch must be"):
         davis.Detector(models.small_net(), "knn").fit([{"images": TEST}])
+
+
+def test_precision_and_state_follow_the_data_not_the_module() -> None:
+    for spec in models.EVERY_SPEC:
+        detector = fitted(spec)
+        expected = detector(TEST).score
+        assert torch.equal(detector.half()(TEST).score, expected)
+        again = davis.Detector(models.small_net(), spec)
+        again.load_state_dict(detector.state_dict())
+        assert torch.equal(again(TEST).score, expected)

@@ -40,6 +40,12 @@ def test_unknown_statistic() -> None:
         summarise(maps_of(1, 1, 1, 1), torch.zeros(1, 2), {"min"})
 
 
+@pytest.mark.parametrize("shape", [(2, 3), (0, 3, 2, 2), (2, 3, 0, 0), (3,)])
+def test_what_is_no_map(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="a map is"):
+        summarise(torch.zeros(shape), torch.zeros(shape[0], 2), {"std"})
+
+
 @pytest.mark.parametrize("shape", [(2, 3, 12), (2, 3, 3, 4), (2, 3, 2, 3, 2)])
 def test_any_number_of_spatial_axes(shape: tuple[int, ...]) -> None:
     maps = maps_of(2, 3, 12)

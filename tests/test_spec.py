@@ -68,7 +68,9 @@ def test_parse_fills_in_pool_and_head() -> None:
 
 
 def test_values_have_their_python_types() -> None:
-    (branch,) = parse("odin(input_std=[1, 0.5]) + davis(gamma=2) + scale(p=7.5, rule=quantile_higher) + knn(squared=true)")
+    (branch,) = parse(
+        "odin(input_std=[1, 0.5]) + davis(gamma=2) + scale(p=7.5, rule=quantile_higher) + knn(squared=true)"
+    )
     odin, davis, scale, _, knn = branch.stages
     assert odin.settings() == {"eps": 0.0014, "t": 1000, "second_pass": "same", "input_std": (1, 0.5)}
     assert davis.settings() == {"gamma": 2, "ddof": 1}
@@ -112,9 +114,9 @@ def stage_of(draw: st.DrawFn, kind: str) -> Stage:
         try:
             return stage(**chosen)
         except ValueError as error:
-            refused = re.match(r"\w+\((\w+)=", str(error))
-            assert refused, error
-            del chosen[refused[1]]
+            refused = str(error).split("(")[1].split("=")[0]
+        if chosen.pop(refused, None) is None:  # refused beside another one
+            chosen.clear()
 
 
 @st.composite
@@ -148,10 +150,9 @@ def test_round_trip_of_several_branches(branches: list[list[Stage]]) -> None:
 def test_junk_is_a_value_error_or_a_spec(text: str) -> None:
     try:
         spelling = canonical(text)
-    except ValueError as error:
-        assert str(error)
-    else:
-        assert canonical(spelling) == spelling
+    except ValueError:
+        return
+    assert canonical(spelling) == spelling
 
 
 # -- mistakes ----------------------------------------------------------------------------------------
@@ -167,7 +168,10 @@ def test_junk_is_a_value_error_or_a_spec(text: str) -> None:
         ("ENERGY", "did you mean 'energy'?"),
         ("qqqq", "unknown stage 'qqqq' in 'qqqq'; known: "),
         ("scale(q=3) + energy", "unknown setting 'q' of scale in 'scale(q=3) + energy'; known: p, rule, rectify"),
-        ("energy(multipl=true)", "unknown setting 'multipl' of energy in 'energy(multipl=true)'; did you mean 'multiply'?"),
+        (
+            "energy(multipl=true)",
+            "unknown setting 'multipl' of energy in 'energy(multipl=true)'; did you mean 'multiply'?",
+        ),
         ("max(gamma=3) + energy", "unknown setting 'gamma' of max in 'max(gamma=3) + energy'; max takes none"),
         ("energy(t=hot)", "energy(t=hot): t must be a number, in 'energy(t=hot)'"),
         ("energy(t=true)", "energy(t=true): t must be a number, in "),
@@ -185,7 +189,10 @@ def test_junk_is_a_value_error_or_a_spec(text: str) -> None:
         ("vim(d=0)", "vim(d=0): d must be greater than 0, in "),
         ("scale(rule=top) + energy", "scale(rule=top): rule must be topk or quantile_higher, in "),
         ("scale(p=101) + energy", "scale(p=101): p must be a percent from 0 to 100, in "),
-        ("odin(input_std=3) + msp", "odin(input_std=3): input_std must be a list of numbers such as [0.5, 0.5] or none"),
+        (
+            "odin(input_std=3) + msp",
+            "odin(input_std=3): input_std must be a list of numbers such as [0.5, 0.5] or none",
+        ),
         ("odin(input_std=[1, a]) + msp", "[1, a] in 'odin(input_std=[1, a]) + msp' must be a list of numbers"),
         ("odin(input_std=[1, true]) + msp", "must be a list of numbers"),
         ("odin(input_std=[]) + msp", "must be a list of numbers"),
@@ -215,7 +222,10 @@ def test_junk_is_a_value_error_or_a_spec(text: str) -> None:
         ("max", "'max' ends without a score; append one, such as '+ energy'"),
         ("max + scale", "ends without a score"),
         ("energy | max", "ends without a score"),
-        ("energy + max", "energy (score) stands before max (pool) in 'energy + max'; the order is perturb, pool, shape, head"),
+        (
+            "energy + max",
+            "energy (score) stands before max (pool) in 'energy + max'; the order is perturb, pool, shape, head",
+        ),
         ("scale + max + energy", "scale (shape) stands before max (pool) in "),
         ("dice + react + energy", "dice (head) stands before react (shape) in "),
         ("max + odin + msp", "max (pool) stands before odin (perturb) in "),

@@ -53,8 +53,8 @@ class Branch(nn.Module):
         return next(stage for stage in self.stages if isinstance(stage, Head))
 
     @property
-    def score(self) -> Score:
-        return next(stage for stage in self.stages if isinstance(stage, Score))
+    def score(self) -> Score | PixelScore:
+        return next(stage for stage in self.stages if isinstance(stage, Score | PixelScore))
 
     @property
     def needs_pixels(self) -> bool:

@@ -30,8 +30,10 @@ def calibrate(scores: Scores, *, tpr: float = 0.95) -> Calibration:
     """
     if not 0 < tpr < 1:
         raise ValueError(f"tpr must lie between 0 and 1, such as 0.95 to accept 95% of ID images; got {tpr}")
-    if scores.ndim != 1 or not scores.isfinite().all():
-        raise ValueError(f"calibration takes a row of finite scores, got shape {tuple(scores.shape)}")
+    if scores.ndim != 1:
+        raise ValueError(f"calibration takes a row of scores, got shape {tuple(scores.shape)}")
+    if not scores.isfinite().all():
+        raise ValueError(f"{int((~scores.isfinite()).sum())} of {len(scores)} scores are NaN or infinite")
     alpha = 1 - Fraction(str(float(tpr)))  # exact: in floats (1 - 0.9) * 10 is below 1
     rank = floor(alpha * (len(scores) + 1))
     if rank < 1:

@@ -151,7 +151,7 @@ class Detector(nn.Module):
         if not isinstance(branch.score, PixelScore):
             activations = self.backbone(images, statistics=branch.reads)
             return self._score_activations(branch, activations)
-        scores = branch.score.score_images(images, *self._handles(branch))
+        scores: Scores = branch.score(images, *self._handles(branch))
         _refuse_non_finite([(branch.score.name, scores)])
         return scores
 

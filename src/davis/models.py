@@ -101,7 +101,7 @@ def _resolve(name: str) -> _Place:
     zoo, colon, rest = name.partition(":")
     if colon and zoo in ("torchvision", "timm"):
         known = _names(zoo)
-        if not _is_known(rest, known):
+        if not _is_known(zoo, rest, known):
             raise ValueError(f"unknown {zoo} model {rest!r}; {_suggest(rest, known)}")
         return _Place(zoo, rest)
     if colon:
@@ -110,7 +110,7 @@ def _resolve(name: str) -> _Place:
     for zoo in ("torchvision", "timm"):
         with contextlib.suppress(ModuleNotFoundError):
             names = _names(zoo)
-            if _is_known(name, names):
+            if _is_known(zoo, name, names):
                 return _Place(zoo, name)
             known += names
     if not known:
@@ -118,9 +118,11 @@ def _resolve(name: str) -> _Place:
     raise ValueError(f"unknown model {name!r}; {_suggest(name, known)}")
 
 
-def _is_known(name: str, names: list[str]) -> bool:
+def _is_known(zoo: str, name: str, names: list[str]) -> bool:
     """Whether a zoo has the model; timm's tags (resnet18.a1_in1k) and hub names (hf-hub:...) are timm's to check."""
-    return name.partition(".")[0] in names or name.startswith(("hf-hub:", "local-dir:"))
+    if zoo == "timm" and name.startswith(("hf-hub:", "local-dir:")):
+        return True
+    return (name.partition(".")[0] if zoo == "timm" else name) in names
 
 
 def _suggest(name: str, known: Iterable[str]) -> str:

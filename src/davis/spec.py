@@ -9,7 +9,7 @@ value  = number | true | false | none | word | '[' number (',' number)* ']'
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from itertools import pairwise
 
@@ -19,9 +19,8 @@ from davis.stages.base import Value
 
 ORDER = ("perturb", "pool", "shape", "head", "score")
 
-_TERM = re.compile(r"\s*(?P<name>[A-Za-z_]\w*)\s*(?:\((?P<settings>[^()]*)\))?\s*")
-_SETTING = re.compile(r"\s*(?P<key>[A-Za-z_]\w*)\s*=\s*(?P<value>\[[^\[\]]*\]|[^,\[\]=]+?)\s*")
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_WORD = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
 def parse(text: str) -> list[Branch]:
@@ -67,39 +66,48 @@ def _joined(terms: Iterable[str]) -> list[str]:
 
 
 def _stage(term: str, text: str) -> Stage:
-    match = _TERM.fullmatch(term)
-    if match is None:
-        raise ValueError(f"cannot read {term.strip()!r} in {text!r}; a term is name or name(key=value, ...)")
-    name = match["name"]
+    name, bracket, body = (part.strip() for part in term.partition("("))
+    closed = body.endswith(")") and not set(body[:-1]) & set("()") if bracket else True
+    if not _WORD.fullmatch(name) or not closed:
+        raise ValueError(f"cannot read {_short(term)} in {_short(text)}; a term is name or name(key=value, ...)")
     if name not in REGISTRY:
-        raise ValueError(f"unknown stage {name!r} in {text!r}; {_suggest(name, REGISTRY)}")
+        raise ValueError(f"unknown stage {_short(name)} in {_short(text)}; {_suggest(name, REGISTRY)}")
     stage = REGISTRY[name]
     known = stage.parameters_of()
     settings: dict[str, Value] = {}
-    for key, value in _settings(match["settings"], text):
+    for key, value in _settings(body[:-1], text):
         if key not in known:
             allowed = _suggest(key, known) if known else f"{name} takes none"
-            raise ValueError(f"unknown setting {key!r} of {name} in {text!r}; {allowed}")
+            raise ValueError(f"unknown setting {key!r} of {name} in {_short(text)}; {allowed}")
         if key in settings:
-            raise ValueError(f"{name} has {key!r} twice in {text!r}")
+            raise ValueError(f"{name} has {key!r} twice in {_short(text)}")
         settings[key] = value
     try:
         return stage(**settings)
     except ValueError as error:
-        raise ValueError(f"{error}, in {text!r}") from None
+        raise ValueError(f"{error}, in {_short(text)}") from None
 
 
-def _settings(body: str | None, text: str) -> list[tuple[str, Value]]:
-    if body is None or not body.strip():
-        return []
-    parts = re.split(r",(?![^\[]*\])", body)
-    settings = []
-    for part in parts:
-        match = _SETTING.fullmatch(part)
-        if match is None:
-            raise ValueError(f"cannot read {part.strip()!r} in {text!r}; settings are written key=value, as in p=85")
-        settings.append((match["key"], _value(match["value"], text)))
-    return settings
+def _settings(body: str, text: str) -> Iterator[tuple[str, Value]]:
+    for part in _parts(body) if body.strip() else ():
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        inside = value[1:-1] if value.startswith("[") and value.endswith("]") else value
+        if not _WORD.fullmatch(key) or not equals or not value or set(inside) & set("=[]"):
+            raise ValueError(
+                f"cannot read {_short(part)} in {_short(text)}; settings are written key=value, as in p=85"
+            )
+        yield key, _value(value, text)
+
+
+def _parts(body: str) -> Iterator[str]:
+    """The pieces between commas that stand outside square brackets."""
+    start = depth = 0
+    for place, letter in enumerate(body):
+        depth += (letter == "[") - (letter == "]")
+        if letter == "," and depth == 0:
+            yield body[start:place]
+            start = place + 1
+    yield body[start:]
 
 
 def _value(word: str, text: str) -> Value:
@@ -107,7 +115,7 @@ def _value(word: str, text: str) -> Value:
         parts = [_value(part.strip(), text) for part in word[1:-1].split(",")]
         numbers = tuple(part for part in parts if isinstance(part, int | float) and not isinstance(part, bool))
         if len(numbers) != len(parts):
-            raise ValueError(f"{word} in {text!r} must be a list of numbers")
+            raise ValueError(f"{word[:200]} in {_short(text)} must be a list of numbers")
         return numbers
     if word in ("true", "false"):
         return word == "true"
@@ -124,18 +132,26 @@ def _in_order(stages: list[Stage], text: str) -> list[Stage]:
     for before, after in pairwise(stages):
         if ORDER.index(before.kind) > ORDER.index(after.kind):
             raise ValueError(
-                f"{before.name} ({before.kind}) stands before {after.name} ({after.kind}) in {text!r}; "
+                f"{before.name} ({before.kind}) stands before {after.name} ({after.kind}) in {_short(text)}; "
                 f"the order is {', '.join(ORDER)}"
             )
     for kind in ("perturb", "pool", "head", "score"):
         names = [stage.name for stage in stages if stage.kind == kind]
         if len(names) > 1:
-            raise ValueError(f"{text!r} has {len(names)} stages of kind {kind} ({', '.join(names)}); one is allowed")
+            raise ValueError(
+                f"{_short(text)} has {len(names)} stages of kind {kind} ({', '.join(names)}); one is allowed"
+            )
     kinds = [stage.kind for stage in stages]
     if "score" not in kinds:
-        raise ValueError(f"{text!r} ends without a score; append one, such as '+ energy'")
+        raise ValueError(f"{_short(text)} ends without a score; append one, such as '+ energy'")
     defaults = [stage for kind, stage in (("pool", Mean), ("head", Linear)) if kind not in kinds]
     return sorted([*stages, *(stage() for stage in defaults)], key=lambda stage: ORDER.index(stage.kind))
+
+
+def _short(text: str) -> str:
+    """The text in quotes, cut where it is too long for a line."""
+    text = text.strip()
+    return repr(text if len(text) <= 200 else text[:200] + "...")
 
 
 def _suggest(name: str, known: Iterable[str]) -> str:

@@ -40,7 +40,7 @@ class Statistics:
 
     Moments are running float64 sums over every row. Percentiles are exact while the rows fit into
     ``capacity``; beyond it a histogram over the leading 20 bits of the float takes over, off by at
-    most 2.5e-4 of the value. ``sample`` holds ``capacity`` rows at most. Summaries of parts of the
+    most 2.5e-4 of its neighbouring values. ``sample`` holds ``capacity`` rows at most. Summaries of parts of the
     data ``merge`` into the summary of the whole; give each part its own ``seed``.
     """
 
@@ -61,7 +61,10 @@ class Statistics:
         self._scatter: Tensor | None = None  # centred sum of squares: (channel,) or (channel, channel)
         self._gap_sum: Tensor | None = None
         self._class_sums: dict[str, tuple[Tensor, Tensor]] = {}  # name -> sums (class, channel), counts (class,)
+        self._channels: int | None = None
         self._rows: list[tuple[Tensor, Sample]] = []  # (random keys, rows)
+        self._held = 0  # rows in the list
+        self._cutoff = 1.0  # rows with larger keys would not stay
         self._histogram: Tensor | None = None
 
     # -- filling ----------------------------------------------------------------------------------
@@ -70,7 +73,8 @@ class Statistics:
         self, features: Features, logits: Logits, labels: Labels | None = None, gap: Features | None = None
     ) -> None:
         """Add a batch; ``gap`` is the same images' plain average pooling, where that is needed."""
-        self._check(features, logits, labels)
+        self._check(features, logits, labels, gap)
+        self._labelled, self._channels = labels is not None, features.shape[1]
         features, logits = features.detach(), logits.detach()
         predicted = logits.argmax(1)
         classes = predicted if labels is None else labels.to(features.device, torch.int64)
@@ -83,9 +87,7 @@ class Statistics:
             centred = precise - mean
             scatter = centred.T @ centred if "covariance" in self.needs else centred.square().sum(0)
             self._add_moments(len(features), mean, scatter)
-        if "gap_mean" in self.needs:
-            if gap is None:
-                raise ValueError("these statistics need the average-pooled features too: update(..., gap=...)")
+        if "gap_mean" in self.needs and gap is not None:
             total = double(gap.detach()).sum(0)
             self._gap_sum = total if self._gap_sum is None else self._gap_sum + total
         for name, by in (("class_means", classes), ("predicted_means", predicted)):
@@ -100,9 +102,10 @@ class Statistics:
             raise ValueError("only summaries with equal needs, classes and capacity merge")
         if other.count == 0:
             return self
-        if self._mean is not None and other._mean is not None and self._mean.shape != other._mean.shape:
-            raise ValueError(f"summaries of {len(self._mean)} and {len(other._mean)} channels do not merge")
-        self._agree_on_labels(bool(other._labelled))
+        if self._channels not in (None, other._channels):
+            raise ValueError(f"summaries of {self._channels} and {other._channels} channels do not merge")
+        self._check_labelled(bool(other._labelled))
+        self._labelled, self._channels = other._labelled, other._channels
         if other._mean is not None and other._scatter is not None:
             self._add_moments(other.count, other._mean, other._scatter)
         if other._gap_sum is not None:
@@ -115,8 +118,9 @@ class Statistics:
                 other._histogram.clone() if self._histogram is None else self._histogram + other._histogram
             )
             self._rows = self._rows + other._rows if "sample" in self.needs else []
+            self._held = sum(len(keys) for keys, _ in self._rows)
         else:
-            for keys, rows in other._rows:
+            for keys, rows in list(other._rows):
                 self._keep(keys, rows)
         self.count += other.count
         self._compact()
@@ -193,16 +197,18 @@ class Statistics:
 
     # -- the parts --------------------------------------------------------------------------------
 
-    def _check(self, features: Features, logits: Logits, labels: Labels | None) -> None:
+    def _check(self, features: Features, logits: Logits, labels: Labels | None, gap: Features | None) -> None:
         if features.ndim != 2 or len(features) == 0:
             raise ValueError(f"features must be (batch, channel) with a row at least, got {tuple(features.shape)}")
-        if self._mean is not None and len(self._mean) != features.shape[1]:
-            raise ValueError(f"features have {features.shape[1]} channels; earlier batches had {len(self._mean)}")
+        if self._channels not in (None, features.shape[1]):
+            raise ValueError(f"features have {features.shape[1]} channels; earlier batches had {self._channels}")
         if logits.shape != (len(features), self.classes):
             raise ValueError(f"logits must be {(len(features), self.classes)}, got {tuple(logits.shape)}")
         if not features.isfinite().all():
             raise ValueError("features contain NaN or infinity; look for broken images in the fit data")
-        self._agree_on_labels(labels is not None)
+        if "gap_mean" in self.needs and (gap is None or gap.ndim != 2 or len(gap) != len(features)):
+            raise ValueError("these statistics need the average-pooled features of the batch too: update(..., gap=...)")
+        self._check_labelled(labels is not None)
         if labels is None:
             return
         if labels.shape != (len(features),) or labels.is_floating_point() or labels.dtype == torch.bool:
@@ -216,10 +222,9 @@ class Statistics:
                 f"got {int(labels.min())}..{int(labels.max())}"
             )
 
-    def _agree_on_labels(self, labelled: bool) -> None:
-        if self._labelled is not None and self._labelled != labelled:
+    def _check_labelled(self, labelled: bool) -> None:
+        if self._labelled not in (None, labelled):
             raise ValueError("some batches came with labels and some without; give labels for all or for none")
-        self._labelled = labelled
 
     def _add_moments(self, count: int, mean: Tensor, scatter: Tensor) -> None:
         if self._mean is None or self._scatter is None:
@@ -242,33 +247,42 @@ class Statistics:
 
     def _keep(self, keys: Tensor, rows: Sample) -> None:
         """Keep the rows with the smallest random keys: a uniform sample however the data are cut up."""
-        held = sum(len(kept) for kept, _ in self._rows)
-        if "quantiles" in self.needs and (self._histogram is not None or held + len(keys) > self.capacity):
+        if "quantiles" in self.needs and (self._histogram is not None or self._held + len(keys) > self.capacity):
             self._start_histogram()
-            bins = _bin_counts(rows.features)
-            self._histogram = bins if self._histogram is None else self._histogram + bins
+            self._count_bins(rows.features)
         if "sample" not in self.needs and self._histogram is not None:
-            self._rows = []
+            self._rows, self._held = [], 0
             return
-        self._rows.append((keys.clone(), Sample(*(part.clone() for part in rows))))
-        if held + len(keys) > self.capacity + self.capacity // 4:
+        chosen = keys < self._cutoff
+        self._rows.append((keys[chosen], Sample(*(part[chosen] for part in rows))))
+        self._held += int(chosen.sum())
+        if self._held > self.capacity + self.capacity // 4:
             self._compact()
 
     def _start_histogram(self) -> None:
+        """From the rows held to their histogram, before the first of them is let go."""
         if self._histogram is None and self._rows:
-            self._histogram = torch.stack([_bin_counts(rows.features) for _, rows in self._rows]).sum(0)
+            for part in torch.cat([rows.features for _, rows in self._rows]).split(_CHUNK):
+                self._count_bins(part)
+
+    def _count_bins(self, features: Features) -> None:
+        bins = _bins(features)
+        if self._histogram is None:
+            self._histogram = torch.zeros(2**_SKETCH_BITS, dtype=torch.int64, device=bins.device)
+        self._histogram.index_add_(0, bins, torch.ones_like(bins))
 
     def _compact(self) -> None:
+        """One block of rows, sorted by key, ``capacity`` at most."""
         if "sample" not in self.needs or not self._rows:
             return
-        if len(self._rows) == 1 and len(self._rows[0][0]) <= self.capacity:
-            keys = self._rows[0][0]
-            if bool((keys[1:] >= keys[:-1]).all()):
-                return
+        if len(self._rows) == 1 and self._held <= self.capacity and bool((self._rows[0][0].diff() >= 0).all()):
+            return
         keys = torch.cat([kept for kept, _ in self._rows])
         order = keys.argsort()[: self.capacity]
         parts = (torch.cat(column)[order] for column in zip(*(rows for _, rows in self._rows), strict=True))
-        self._rows = [(keys[order], Sample(*parts))]
+        self._rows, self._held = [(keys[order], Sample(*parts))], len(order)
+        if self._held == self.capacity:
+            self._cutoff = float(keys[order[-1]])
 
     def _means_by(self, name: str) -> tuple[Tensor, Tensor]:
         if name not in self._class_sums:
@@ -298,11 +312,11 @@ def quantile(values: Tensor, q: float) -> Tensor:
     return below + (above - below) * (rank - floor(rank))
 
 
-def _bin_counts(features: Features) -> Tensor:
+def _bins(features: Features) -> Tensor:
     bits = features.detach().float().flatten().view(torch.int32).long()
     # Order-preserving: negative floats count downwards in their bit pattern.
     ordered = torch.where(bits < 0, -bits - 1, bits + 2**31)
-    return torch.bincount(ordered >> (32 - _SKETCH_BITS), minlength=2**_SKETCH_BITS)
+    return ordered >> (32 - _SKETCH_BITS)
 
 
 def _bin_values(bins: Tensor) -> Tensor:

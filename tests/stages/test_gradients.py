@@ -175,9 +175,21 @@ def test_adascale(net: Net, images: Tensor, settings: dict[str, float]) -> None:
         batches = [stage.observe(batch, net.features, net.head) for batch in training.split(7)]
         np.testing.assert_allclose(torch.cat(batches).detach(), seen, rtol=1e-9)
         stage.settle(torch.cat(batches).detach())
-        scores = stage.score_images(images, net.features, net.head)
+        scores = stage(images, net.features, net.head)
         assert scores.dtype == torch.float64
         np.testing.assert_allclose(scores.detach(), expected[:, column], rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("quantity", "p"), [(0.5, 80), (1, 75), (1.5, 75), (2, 70), (4, 60), (9, 60)]
+)  # p_min + (1 - share of those seen that are no larger) (p_max - p_min)
+def test_adascale_places_an_image_among_those_seen(quantity: float, p: float) -> None:
+    stage = AdaScaleL(p_min=60, p_max=80)
+    stage.settle(torch.tensor([3.0, 1.0, 4.0, 2.0], dtype=torch.float64))
+    h = torch.arange(40, dtype=torch.float64)[None] - 3
+    expected = h.relu().sum() / h.sort(descending=True).values[0, : 40 - round(40 * p / 100)].sum()
+    ratio = stage.ratio(h, torch.tensor([quantity], dtype=torch.float64), undefined=1)
+    assert ratio.item() == pytest.approx(expected.item(), rel=1e-12)
 
 
 @pytest.mark.parametrize("kind", [AdaScaleA, AdaScaleL])
@@ -187,8 +199,8 @@ def test_adascale_leaves_nothing_behind(net: Net, images: Tensor, kind: Any) -> 
     with torch.no_grad():
         observed = stage.observe(images, net.features, net.head)
         stage.settle(observed)
-        scores = stage.score_images(images, net.features, net.head)
-        single = [stage.score_images(image[None], net.features, net.head) for image in images]
+        scores = stage(images, net.features, net.head)
+        single = [stage(image[None], net.features, net.head) for image in images]
     assert torch.equal(images, copy)
     assert not observed.requires_grad
     assert not scores.requires_grad
@@ -203,7 +215,7 @@ def test_adascale_of_dead_features_is_finite(images: Tensor, kind: Any) -> None:
         net.conv.bias.fill_(-100)
     stage = kind()
     stage.settle(stage.observe(images, net.features, net.head))
-    scores = stage.score_images(images, net.features, net.head)
+    scores = stage(images, net.features, net.head)
     expected = torch.logsumexp(net.head.bias, 0).expand(5)
     torch.testing.assert_close(scores, expected)
 

@@ -193,6 +193,24 @@ def test_optfs(case: Any) -> None:
     np.testing.assert_allclose(case.score(case.fit(OptFs(score="energy")), features), energy, rtol=1e-9)
 
 
+def test_optfs_bins_are_half_open(make: Any) -> None:
+    """Whole numbers from 0 to 100 lie on the edges of 100 bins of width 1; the last edge is outside."""
+    case = make("relu")
+    case.train[:] = np.random.default_rng(0).integers(0, 101, case.train.shape)
+    case.train[:2] = 0
+    case.train[2:4] = 100
+    assert (np.quantile(case.train, 0.001), np.quantile(case.train, 0.999)) == (0, 100)
+    predicted = case.logits(case.train).argmax(1)
+    influence = np.array([(np.where(case.train == v, v, 0) * case.weight[predicted]).sum() for v in range(101)])
+    influence[100] = 0
+    theta = 1000 * influence / np.linalg.norm(influence)
+    values = np.random.default_rng(1).integers(0, 101, (9, 24))
+    values[0] = 100
+    best = case.logits(values.astype(float)).argmax(1)
+    expected = (case.weight[best] * values * theta[values]).sum(1)
+    np.testing.assert_allclose(case.score(case.fit(OptFs()), values.astype(float)), expected, rtol=1e-9, atol=1e-9)
+
+
 def test_optfs_of_constant_features_is_refused(make: Any) -> None:
     case = make("relu")
     case.train[:] = 1.0

@@ -66,6 +66,20 @@ class Stage(nn.Module):
             raise NotFittedError(f"{self.name} is not fitted; call fit with in-distribution images first")
         return super().__call__(*inputs)
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Stage:
+        """Move fitted values between devices; ``half()`` and the like leave their precision alone."""
+        for name in self.fitted:
+            buffer = self._buffers[name]
+            self._buffers[name] = None if buffer is None else buffer.to(fn(buffer.new_empty(0)).device)
+        return self
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Take in fitted values of any shape, also into a stage that is not fitted yet."""
+        for name in self.fitted:
+            if isinstance(value := state_dict.get(prefix + name), Tensor):
+                self._buffers[name] = value.clone()
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
     @property
     def is_fitted(self) -> bool:
         return all(self._buffers[buffer] is not None for buffer in self.fitted)
@@ -154,13 +168,14 @@ class Score(Stage):
         raise NotImplementedError
 
 
-class PixelScore(Score):
+class PixelScore(Stage):
     """A score that moves the images itself: it is handed them, and the differentiable branch before it.
 
     ``features_of`` maps images to the features that reach the score, ``logits_of`` those to logits.
     Its fit reads images as well: ``observe`` is called on each batch and ``settle`` at the end.
     """
 
+    kind = "score"
     images_to_fit: ClassVar[int]
 
     def observe(self, images: Images, features_of: FeaturesOf, logits_of: LogitsOf) -> Tensor:
@@ -171,7 +186,7 @@ class PixelScore(Score):
         """Fill the fitted buffers from the observations of all images."""
         raise NotImplementedError
 
-    def score_images(self, images: Images, features_of: FeaturesOf, logits_of: LogitsOf) -> Scores:
+    def forward(self, images: Images, features_of: FeaturesOf, logits_of: LogitsOf) -> Scores:
         raise NotImplementedError
 
 
@@ -188,7 +203,7 @@ def write(value: Value) -> str:
         return "true" if value else "false"
     if isinstance(value, float):
         return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         return f"[{', '.join(write(part) for part in value)}]"
     return str(value)
 
@@ -225,7 +240,7 @@ def _allowed(value: Value, hint: Any) -> bool:
         elif choice is bool or choice is type(None):
             if isinstance(value, choice):
                 return True
-        elif isinstance(value, tuple) and all(_allowed(part, float) for part in value):
+        elif isinstance(value, tuple | list) and value and all(_allowed(part, float) for part in value):
             return True
     return False
 

@@ -95,7 +95,7 @@ class AdaScale(PixelScore):
         self.eps = eps
         self.check_percent("p_min", "p_max", "k_shift", "k_correction")
         if p_min > p_max:
-            raise self.refuse("p_min", "no larger than p_max")
+            raise self.refuse("p_min", f"no larger than p_max={p_max}")
         if not 0 <= o <= 1:
             raise self.refuse("o", "a share of the pixels from 0 to 1")
 
@@ -127,7 +127,7 @@ class AdaScale(PixelScore):
         correction = after.relu().gather(1, strongest).sum(1)
         return correction + self.lam * shift, features
 
-    def ratio(self, features: Features, quantity: Tensor) -> Tensor:
+    def ratio(self, features: Features, quantity: Tensor, *, undefined: float) -> Tensor:
         """(batch, 1) the sum of the rectified features over their top channels, at each image's percentile."""
         share = double(torch.searchsorted(self.quantities, quantity, right=True)) / len(self.quantities)
         p = self.p_min + (1 - share) * (self.p_max - self.p_min)
@@ -135,16 +135,16 @@ class AdaScale(PixelScore):
         count = channels - (channels * p / 100).round().long()
         sums = double(features).relu().sort(dim=1, descending=True).values.cumsum(1)
         top = sums.gather(1, (count[:, None] - 1).clamp_min(0))
-        return quotient(sums[:, -1:], top, undefined=1)
+        return quotient(sums[:, -1:], top, undefined=undefined)
 
 
 @final
 class AdaScaleA(AdaScale, name="adascale_a"):
     """AdaSCALE-A (Regmi, 2025): energy of the features times exp(r), r adapted to each image."""
 
-    def score_images(self, images: Images, features_of: FeaturesOf, logits_of: LogitsOf) -> Scores:
+    def forward(self, images: Images, features_of: FeaturesOf, logits_of: LogitsOf) -> Scores:
         quantity, features = self.probe(images, features_of, logits_of)
-        scaled = double(features) * self.ratio(features, quantity).exp()
+        scaled = double(features) * self.ratio(features, quantity, undefined=0).exp()
         return energy(logits_of(scaled.to(features.dtype)))
 
 
@@ -152,9 +152,9 @@ class AdaScaleA(AdaScale, name="adascale_a"):
 class AdaScaleL(AdaScale, name="adascale_l"):
     """AdaSCALE-L (Regmi, 2025): energy of the logits times r^2, r adapted to each image."""
 
-    def score_images(self, images: Images, features_of: FeaturesOf, logits_of: LogitsOf) -> Scores:
+    def forward(self, images: Images, features_of: FeaturesOf, logits_of: LogitsOf) -> Scores:
         quantity, features = self.probe(images, features_of, logits_of)
-        return energy(double(logits_of(features)) * self.ratio(features, quantity).square())
+        return energy(double(logits_of(features)) * self.ratio(features, quantity, undefined=1).square())
 
 
 def _input_gradient(images: Images, value: Callable[[Images], Tensor]) -> Tensor:

@@ -26,6 +26,7 @@ class Knn(Score, name="knn"):
     """
 
     needs = frozenset({"sample"})
+    centre: Tensor
     bank: Tensor
 
     def __init__(
@@ -46,10 +47,12 @@ class Knn(Score, name="knn"):
     def fit(self, statistics: Statistics, classifier: Classifier) -> None:
         features = statistics.sample.features
         _check_bank(self, self.k, len(features))
-        self.bank = _unit(features) if self.normalize else features
+        # Distances do not depend on the origin, the rounding of a matrix product does.
+        self.centre = torch.zeros_like(features[0]) if self.normalize else features.mean(0)
+        self.bank = _unit(features) if self.normalize else features - self.centre
 
     def forward(self, features: Features, logits: Logits, classifier: Classifier) -> Scores:
-        queries = _unit(features) if self.normalize else features
+        queries = _unit(features) if self.normalize else features - self.centre.to(features.dtype)
         nearest = _nearest(queries, self.bank, self.k)
         if self.reduction == "kth":
             distances = _distances(queries, self.bank, nearest[:, -1:], self.squared)

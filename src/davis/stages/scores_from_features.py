@@ -23,7 +23,8 @@ class Fdbd(Score, name="fdbd"):
     """fDBD (Liu and Qin, 2024): the sum of distances to the other classes' decision boundaries.
 
     sum over c of |f_y - f_c| / ||w_y - w_c||, over the distance to the training mean, or over
-    ||h|| with ``normalizer=feature``. Classes with equal weights have no boundary and add 0.
+    ||h|| with ``normalizer=feature``. Classes whose weights are equal (to 1e-6 of
+    their length) have no boundary and add 0.
     """
 
     needs = frozenset({"mean"})
@@ -158,7 +159,7 @@ class OptFs(Score, name="optfs"):
         sample = statistics.sample
         influence = torch.zeros(bins + 1, device=low.device, dtype=low.dtype)
         for h, f in zip(sample.features.split(4096), sample.logits.split(4096), strict=True):
-            contribution = double(h) * double(classifier.weight)[f.argmax(1)]
+            contribution = double(h) * double(classifier.weight.detach())[f.argmax(1)]
             influence.index_add_(0, self._bins(h).flatten(), contribution.flatten())
         influence[-1] = 0  # the bin that gathers everything outside
         influence = influence / len(sample.features)
