@@ -46,6 +46,7 @@ def main(folder: Path) -> None:
     """Train, fit, calibrate, compare, save, load, draw."""
     console = Console(width=110)
     started = time.perf_counter()
+    torch.set_num_threads(1)  # the network is small: more threads only wait for one another on a busy machine
     torch.manual_seed(SEED)
     train, held, test = digits()
     outside = crops()

@@ -58,6 +58,8 @@ Model: TypeAlias = Annotated[str, typer.Argument(help="torchvision or timm name,
 Weights: TypeAlias = Annotated[str, typer.Option(help="default (the zoo's pretrained ones), none or a file of tensors")]
 NumClasses: TypeAlias = Annotated[int | None, typer.Option(help="Outputs of the model, where not the zoo's own number")]
 Size: TypeAlias = Annotated[int | None, typer.Option(help="Side of the square images; default: the zoo's own, or 224")]
+Mean: TypeAlias = Annotated[str | None, typer.Option(help="Of the channels: 0.485,0.456,0.406; one for grey images")]
+Std: TypeAlias = Annotated[str | None, typer.Option(help="Of the channels, likewise")]
 Tap: TypeAlias = Annotated[str | None, typer.Option(help="Module that returns the last map; default: found")]
 Head: TypeAlias = Annotated[str | None, typer.Option(help="Last linear layer; default: found")]
 Batch: TypeAlias = Annotated[int, typer.Option(min=1, help="Images at a time")]
@@ -195,6 +197,8 @@ def inspect(
     model: Annotated[str, typer.Argument(help="A model, as for fit; or the folder of a saved detector")],
     weights: Weights = "default",
     size: Size = None,
+    mean: Mean = None,
+    std: Std = None,
     num_classes: NumClasses = None,
     tap: Tap = None,
     head: Head = None,
@@ -207,7 +211,7 @@ def inspect(
         found: dict[str, Any] = read_record(model)
     else:
         backbone = _backbone(model, weights, num_classes, "cpu", tap, head)
-        preprocessing = _prepared(model, backbone, size=size)
+        preprocessing = _prepared(model, backbone, size=size, mean=_numbers("mean", mean), std=_numbers("std", std))
         found = {**backbone.describe(), "preprocessing": preprocessing.to_dict(), "check": "passed"}
     if as_json:
         print(json.dumps(found, indent=2))
@@ -243,8 +247,8 @@ def fit(
     tpr: Annotated[float, typer.Option(help="Share of in-distribution images to accept")] = 0.95,
     size: Size = None,
     resize: Annotated[int | None, typer.Option(help="Shorter side before the middle square is cut out")] = None,
-    mean: Annotated[str | None, typer.Option(help="Of the channels, such as 0.485,0.456,0.406; one for grey")] = None,
-    std: Annotated[str | None, typer.Option(help="Of the channels, likewise")] = None,
+    mean: Mean = None,
+    std: Std = None,
     tap: Tap = None,
     head: Head = None,
     batch: Batch = 64,
@@ -380,7 +384,8 @@ def score(
     skipped = _Skipped(strict)
     batches = Images(files, preprocessing, batch=batch, workers=workers, on_error=skipped.add)
     rows: list[dict[str, Any]] = []
-    for positions, pictures in _bar("score", batches.numbered(), len(batches)):
+    apart = not (as_json and sys.stdout.isatty())  # a bar among lines of results would be torn
+    for positions, pictures in _bar("score", batches.numbered(), len(batches), shown=apart):
         found = _verdicts([files[position] for position in positions], detector(pictures), names)
         rows += [] if as_json else found
         for row in found if as_json else []:
@@ -471,15 +476,18 @@ class _Watched:
         self.batches = batches
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(_bar(self.title, self.batches, len(self.batches)))
+        return _bar(self.title, self.batches, len(self.batches))
 
 
-def _bar(title: str, batches: Iterable[Any], total: int) -> Iterable[Any]:
+def _bar(title: str, batches: Iterable[Any], total: int, *, shown: bool = True) -> Iterator[Any]:
+    """The batches, with a progress bar on stderr where that is a terminal."""
     from rich.console import Console
-    from rich.progress import track
+    from rich.progress import Progress
 
-    terminal = Console(stderr=True)
-    return track(batches, title, total=total, console=terminal, transient=True, disable=not terminal.is_terminal)
+    hidden = not (shown and sys.stderr.isatty())
+    # Left to itself, rich takes stdout over, and results printed meanwhile would land on stderr.
+    with Progress(console=Console(stderr=True), transient=True, redirect_stdout=False, disable=hidden) as progress:
+        yield from progress.track(batches, total=total, description=title)
 
 
 def _note(text: str) -> None:

@@ -16,7 +16,7 @@ from davis.backbone import Backbone
 from davis.branch import Branch
 from davis.stages import NotFittedError, PixelScore, Pool, Stage
 from davis.statistics import CAPACITY, Statistics
-from davis.types import Activations, Features, Images, Logits, Output, Scores
+from davis.types import Activations, Features, Images, Labels, Logits, Output, Scores
 
 Batches = Iterable["Images | tuple[Images, Tensor]"]
 
@@ -69,6 +69,10 @@ class Detector(nn.Module):
     def reads(self) -> frozenset[str]:
         """The channel statistics to ask the backbone for when scoring from activations."""
         return frozenset[str]().union(*(branch.reads for branch in self._branches()))
+
+    @property
+    def _reads_pixels_to_fit(self) -> bool:
+        return any(isinstance(branch.score, PixelScore) for branch in self._branches())
 
     @property
     def needs_pixels(self) -> bool:
@@ -193,42 +197,71 @@ class _Wanted:
 
 def fit_together(detectors: Sequence[Detector], batches: Batches, *, capacity: int = CAPACITY, seed: int = 0) -> None:
     """Fit detectors that share a backbone: one pass for all statistics, one more where a score reads pixels."""
-    if not detectors:
-        return
-    backbone = detectors[0].backbone
-    branches = [(detector, branch) for detector in detectors for branch in detector._branches()]
-    wanted: dict[str, _Wanted] = {}
-    for _, branch in branches:
-        if branch.needs:
-            key = branch.scoring_pool.text()
-            entry = wanted.setdefault(key, _Wanted(branch.scoring_pool, frozenset()))
-            entry.needs |= branch.needs
-    by_pixels = [(detector, branch) for detector, branch in branches if isinstance(branch.score, PixelScore)]
-    if wanted and by_pixels and iter(batches) is batches:
+    by_pixels = [detector for detector in detectors if detector._reads_pixels_to_fit]
+    learns = any(branch.needs for detector in detectors for branch in detector._branches())
+    if learns and by_pixels and iter(batches) is batches:
         raise ValueError(
-            f"{by_pixels[0][0].spec!r} reads the images in a pass of its own, and these batches can be read once only; "
+            f"{by_pixels[0].spec!r} reads the images in a pass of its own, and these batches can be read once only; "
             f"give a list or a DataLoader instead of a generator"
         )
+    if detectors:
+        backbone = detectors[0].backbone
+        reads = frozenset[str]().union(*(detector.reads for detector in detectors))
+        stream = backbone.stream(batches, statistics=reads)
+        _fit(detectors, stream, capacity=capacity, seed=seed)
+    if by_pixels:
+        with _no_graph():
+            _observe(by_pixels, batches)
+
+
+def fit_from_activations(
+    detectors: Sequence[Detector],
+    stream: Iterable[tuple[Activations, Labels | None]],
+    *,
+    capacity: int = CAPACITY,
+    seed: int = 0,
+) -> None:
+    """Fit detectors that share a backbone from activations taken before, such as a cache."""
+    for detector in detectors:
+        if detector._reads_pixels_to_fit:
+            raise ValueError(f"{detector.spec!r} is fitted on images, not on activations; call fit with images")
+    _fit(detectors, stream, capacity=capacity, seed=seed)
+
+
+def _fit(
+    detectors: Sequence[Detector], stream: Iterable[tuple[Activations, Labels | None]], *, capacity: int, seed: int
+) -> None:
+    wanted: dict[str, _Wanted] = {}
+    branches = [(detector, branch) for detector in detectors for branch in detector._branches()]
+    for _, branch in branches:
+        if branch.needs:
+            pool = branch.scoring_pool
+            entry = wanted.setdefault(pool.text(), _Wanted(pool, frozenset()))
+            entry.needs |= branch.needs
     with _no_graph():
-        seen = _collect(backbone, wanted.values(), batches, capacity=capacity, seed=seed) if wanted else 0
+        backbone = detectors[0].backbone
+        seen = _collect(backbone, list(wanted.values()), stream, capacity=capacity, seed=seed) if wanted else 0
         for detector, branch in branches:
             statistics = wanted[branch.scoring_pool.text()].statistics if branch.needs else None
             if statistics is not None:
                 branch.fit(statistics, backbone.classifier)
             detector.images_seen = seen
             detector.calibration = None  # a threshold belongs to the fit that it was taken from
-        if by_pixels:
-            _observe(by_pixels, batches)
 
 
-def _collect(backbone: Backbone, wanted: Iterable[_Wanted], batches: Batches, *, capacity: int, seed: int) -> int:
+def _collect(
+    backbone: Backbone,
+    wanted: list[_Wanted],
+    stream: Iterable[tuple[Activations, Labels | None]],
+    *,
+    capacity: int,
+    seed: int,
+) -> int:
     """Fill the statistics of every pool in one pass; the number of images seen."""
-    entries = list(wanted)
-    reads = frozenset[str]().union(*(entry.pool.statistics() for entry in entries))
     seen = 0
-    for activations, labels in backbone.stream(batches, statistics=reads):
+    for activations, labels in stream:
         gap = backbone.neck(activations.mean)
-        for entry in entries:
+        for entry in wanted:
             features = backbone.neck(entry.pool(activations))
             logits = backbone.classifier(features)
             if entry.statistics is None:
@@ -241,24 +274,24 @@ def _collect(backbone: Backbone, wanted: Iterable[_Wanted], batches: Batches, *,
     return seen
 
 
-def _observe(branches: list[tuple[Detector, Branch]], batches: Batches) -> None:
+def _observe(detectors: list[Detector], batches: Batches) -> None:
     """The pass of the scores that read pixels."""
+    branches = [(d, b, b.score) for d in detectors for b in d._branches() if isinstance(b.score, PixelScore)]
     observed: list[list[Tensor]] = [[] for _ in branches]
-    most = max(branch.score.images_to_fit for _, branch in branches if isinstance(branch.score, PixelScore))
+    most = max(score.images_to_fit for _, _, score in branches)
     seen = 0
     for images, _ in _pairs(batches):
-        images = branches[0][0].backbone.prepare(images)[: most - seen]
-        for (detector, branch), values in zip(branches, observed, strict=True):
-            if isinstance(branch.score, PixelScore):
-                values.append(branch.score.observe(images, *detector._handles(branch)))
+        images = detectors[0].backbone.prepare(images)[: most - seen]
+        for (detector, branch, score), values in zip(branches, observed, strict=True):
+            branch.to(images.device)
+            values.append(score.observe(images, *detector._handles(branch)))
         seen += len(images)
         if seen >= most:
             break
     if seen == 0:
         raise ValueError("no images were seen: the fit data are empty")
-    for (detector, branch), values in zip(branches, observed, strict=True):
-        if isinstance(branch.score, PixelScore):
-            branch.score.settle(torch.cat(values))
+    for (detector, _, score), values in zip(branches, observed, strict=True):
+        score.settle(torch.cat(values))
         detector.images_seen = max(detector.images_seen, seen)
 
 

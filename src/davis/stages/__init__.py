@@ -2,6 +2,7 @@
 
 from davis.stages.base import REGISTRY as REGISTRY
 from davis.stages.base import Head as Head
+from davis.stages.base import NeighbourScore as NeighbourScore
 from davis.stages.base import NotFittedError as NotFittedError
 from davis.stages.base import Perturb as Perturb
 from davis.stages.base import PixelScore as PixelScore

@@ -168,6 +168,24 @@ class Score(Stage):
         raise NotImplementedError
 
 
+class NeighbourScore(Score):
+    """A score of the nearest rows of a bank; scores on equal banks can share one search."""
+
+    k: int
+    bank: Tensor
+
+    def search(self, features: Features, k: int) -> Tensor:
+        """(batch, k) places in the bank, nearest first."""
+        raise NotImplementedError
+
+    def from_neighbours(self, features: Features, nearest: Tensor) -> Scores:
+        """The score, given the k nearest."""
+        raise NotImplementedError
+
+    def forward(self, features: Features, logits: Logits, classifier: Classifier) -> Scores:
+        return self.from_neighbours(features, self.search(features, self.k))
+
+
 class PixelScore(Stage):
     """A score that moves the images itself: it is handed them, and the differentiable branch before it.
 

@@ -9,7 +9,7 @@ from typing import Literal, final
 import torch
 from torch import Tensor
 
-from davis.stages.base import Score
+from davis.stages.base import NeighbourScore, Score
 from davis.stages.confidence import energy
 from davis.statistics import Statistics
 from davis.types import Classifier, Features, Logits, Scores, double, length
@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 @final
-class Knn(Score, name="knn"):
+class Knn(NeighbourScore, name="knn"):
     """KNN (Sun et al., 2022): minus the distance to the k-th nearest training feature, on unit vectors.
 
     ``normalize=false, reduction=mean`` is the reading of the DAVIS paper's text: the mean distance
@@ -51,14 +51,15 @@ class Knn(Score, name="knn"):
         self.centre = torch.zeros_like(features[0]) if self.normalize else features.mean(0)
         self.bank = _unit(features) if self.normalize else features - self.centre
 
-    def forward(self, features: Features, logits: Logits, classifier: Classifier) -> Scores:
-        queries = _unit(features) if self.normalize else features - self.centre.to(features.dtype)
-        nearest = _nearest(queries, self.bank, self.k)
-        if self.reduction == "kth":
-            distances = _distances(queries, self.bank, nearest[:, -1:], self.squared)
-        else:
-            distances = _distances(queries, self.bank, nearest, self.squared)
-        return -distances.mean(1)
+    def search(self, features: Features, k: int) -> Tensor:
+        return _nearest(self._queries(features), self.bank, k)
+
+    def from_neighbours(self, features: Features, nearest: Tensor) -> Scores:
+        chosen = nearest[:, -1:] if self.reduction == "kth" else nearest
+        return -_distances(self._queries(features), self.bank, chosen, self.squared).mean(1)
+
+    def _queries(self, features: Features) -> Features:
+        return _unit(features) if self.normalize else features - self.centre.to(features.dtype)
 
 
 @final
@@ -95,7 +96,7 @@ class NnGuide(Score, name="nnguide"):
 
 
 @final
-class CombOod(Score, name="combood"):
+class CombOod(NeighbourScore, name="combood"):
     """CombOOD (Rajasekaran et al., 2024): nearest neighbour and Mahalanobis distance, both on unit vectors.
 
     -sqrt(channels) * log(squared distance to the k-th neighbour) - D2; D2 is taken after a
@@ -142,11 +143,13 @@ class CombOod(Score, name="combood"):
         normal = (powered - self.mean_after) / self.scale_after
         return ((normal @ self.precision) * normal).sum(1)
 
-    def forward(self, features: Features, logits: Logits, classifier: Classifier) -> Scores:
+    def search(self, features: Features, k: int) -> Tensor:
+        return _nearest(_unit(features), self.bank, k)
+
+    def from_neighbours(self, features: Features, nearest: Tensor) -> Scores:
         unit = _unit(features)
-        nearest = _nearest(unit, self.bank, self.k)[:, -1:]
         # A copy of a training image has distance 0; its logarithm is bounded.
-        q = _distances(unit, self.bank, nearest, squared=True)[:, 0].clamp_min(1e-12)
+        q = _distances(unit, self.bank, nearest[:, -1:], squared=True)[:, 0].clamp_min(1e-12)
         return -sqrt(features.shape[1]) * q.log() - self.distance(unit)
 
 

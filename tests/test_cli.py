@@ -1,0 +1,587 @@
+"""The command line: what it prints, where, and with which status."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy
+import pytest
+import torch
+from PIL import Image
+
+import davis
+from davis.artifact import read_record
+from davis.cli import main
+from davis.data import Images, Preprocessing, image_files, split
+from davis.families import FAMILIES
+from davis.models import load_model
+from davis.presets import preset, presets
+from davis.stages import REGISTRY
+
+MODULE = "tiny_model_of_test_cli"
+TINY = """
+import torch
+from torch import nn
+
+print("a module may print")
+
+def make():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
+
+def grey():
+    return nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
+"""
+MODEL = f"{MODULE}:make"
+
+
+class Result(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+    @property
+    def rows(self) -> list[dict[str, object]]:
+        """The JSON objects on the lines of stdout."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """``davis`` with some arguments, in a folder with a model and images."""
+    monkeypatch.chdir(workplace)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def call(*arguments: object) -> Result:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        status = end.value.code
+        assert isinstance(status, int)
+        return Result(status, captured.out, captured.err)
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A module with a model, ``data`` in three class folders, ``flat`` without, ``mixed`` with a broken image."""
+    folder = tmp_path_factory.mktemp("workplace")
+    (folder / f"{MODULE}.py").write_text(TINY)
+    random = numpy.random.default_rng(0)
+    for number in range(90):
+        parent = folder / "data" / "abc"[number % 3]
+        parent.mkdir(parents=True, exist_ok=True)
+        values = random.integers(0, 256, (14, 12, 3), dtype=numpy.uint8)
+        Image.fromarray(values).save(parent / f"{number:02}.png")
+    for name in ("flat", "mixed"):
+        (folder / name).mkdir()
+        for number, colour in enumerate(("red", "gray", "white")):
+            Image.new("RGB", (12, 12), colour).save(folder / name / f"{number}.png")
+    (folder / "mixed" / "1.png").write_bytes(b"no image")
+    (folder / "empty").mkdir()
+    (folder / "classes.txt").write_text("ant\nbee\ncat\n")
+    return folder
+
+
+@pytest.fixture
+def fitted(run: Run, workplace: Path) -> Path:
+    """A saved detector."""
+    done = run("fit", MODEL, "max + react + energy", "--data", "data", "--out", "fitted", "--size", 12, "--tpr", 0.9)
+    assert done.status == 0, done.err
+    return workplace / "fitted"
+
+
+def assert_fails(result: Result, message: str) -> None:
+    """One line on stderr that holds the message, nothing on stdout, status 2; a module's own printing aside."""
+    lines = [line for line in result.err.splitlines() if line != "a module may print"]
+    assert result.status == 2
+    assert result.out == ""
+    assert len(lines) == 1, result.err
+    assert lines[0].startswith("error: ")
+    assert message in lines[0]
+
+
+class TestFront:
+    @pytest.mark.parametrize("arguments", [(), ("--help",)])
+    def test_help(self, run: Run, arguments: tuple[str, ...]) -> None:
+        done = run(*arguments)
+        assert done.status == 0
+        for verb in ("list", "inspect", "fit", "score"):
+            assert f"\n  {verb} " in done.out
+
+    @pytest.mark.parametrize("verb", ["list", "inspect", "fit", "score"])
+    def test_help_of_a_verb(self, run: Run, verb: str) -> None:
+        assert run(verb, "--help").out.startswith(f"Usage: davis {verb} ")
+
+    def test_version(self, run: Run) -> None:
+        assert run("--version") == Result(0, f"davis {davis.__version__}\n", "")
+
+    @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["fit", "--help"], ["score", "--help"]])
+    def test_answers_without_what_is_slow_to_import(self, arguments: list[str]) -> None:
+        code = (
+            "import sys; from davis.cli import main\n"
+            f"try: main({arguments!r})\n"
+            "except SystemExit as end: assert end.code == 0, end.code\n"
+            "slow = {'torch', 'numpy', 'PIL', 'torchvision', 'timm', 'transformers'} & set(sys.modules)\n"
+            "assert not slow, slow"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["fits"], "No such command 'fits'"),
+            (["list", "methods"], "'methods' is not one of"),
+            (["fit", "--fast"], "No such option: --fast"),
+            (["fit", MODEL], "Missing option '--data'"),
+            (["score", "folder"], "Missing argument"),
+            (["fit", MODEL, "energy", "--data", "data", "--out", "x", "--batch", "0"], "Invalid value for '--batch'"),
+            (["fit", MODEL, "energy", "--data", "data", "--out", "x", "--tpr", "much"], "Invalid value for '--tpr'"),
+        ],
+    )
+    def test_bad_usage(self, run: Run, arguments: list[str], message: str) -> None:
+        assert_fails(run(*arguments), message)
+
+    @pytest.mark.parametrize("place", [0, 1])
+    def test_debug_shows_where(self, run: Run, place: int) -> None:
+        arguments = ["inspect", "gone:make"]
+        arguments.insert(place, "--debug")
+        done = run(*arguments)
+        assert done.status == 2
+        assert "Traceback" in done.err
+        assert done.err.splitlines()[-1].startswith("error: cannot import 'gone'")
+
+    def test_unforeseen_errors_are_one_line_too(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(*_: object, **__: object) -> None:
+            raise RuntimeError("two\nlines")
+
+        monkeypatch.setattr("davis.models.load_model", fail)
+        assert_fails(run("inspect", MODEL), "RuntimeError: two lines (--debug shows where)")
+
+    def test_interrupt(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+        def interrupt(*_: object, **__: object) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("davis.models.load_model", interrupt)
+        assert run("inspect", MODEL) == Result(130, "", "")
+
+    @pytest.mark.slow
+    def test_interrupt_from_outside(self, workplace: Path) -> None:
+        (workplace / "sleeper_of_test_cli.py").write_text("import time\nprint('here', flush=True)\ntime.sleep(60)")
+        code = "from davis.cli import main; main(['inspect', 'sleeper_of_test_cli:make'])"
+        command = [sys.executable, "-c", code]
+        with subprocess.Popen(command, cwd=workplace, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stderr is not None
+            assert process.stderr.readline() == "here\n"
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=30) == 130
+            assert process.stderr.read() == ""
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("form", ["--json", "text"])
+    def test_reader_that_stops_early(self, form: str) -> None:
+        arguments = ["list", "presets", *([form] if form == "--json" else [])]
+        command = [sys.executable, "-c", f"from davis.cli import main; main({arguments!r})"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            process.stdout.read(10)
+            process.stdout.close()
+            assert process.stderr.read() == b""
+            assert process.wait(timeout=30) == 1
+
+
+class TestList:
+    def test_everything(self, run: Run) -> None:
+        done = run("list")
+        assert done.status == 0
+        for title in ("stages", "families", "presets"):
+            assert f"{title}\n\n" in done.out
+        assert len(done.out.splitlines()) < len(presets())  # they are counted, not listed
+
+    def test_everything_as_json(self, run: Run) -> None:
+        lists = json.loads(run("list", "--json").out)
+        assert {stage["name"] for stage in lists["stages"]} == set(REGISTRY)
+        assert len(lists["families"]) == len(FAMILIES)
+        assert sum(row["presets"] for row in lists["presets"]) == len(presets())
+
+    def test_stages(self, run: Run) -> None:
+        stages = {stage["name"]: stage for stage in json.loads(run("list", "stages", "--json").out)}
+        assert stages["scale"]["kind"] == "shape"
+        assert stages["scale"]["settings"] == {"p": 85, "rule": "topk", "rectify": False}
+        assert stages["gradorth"]["experimental"]
+        assert not stages["energy"]["experimental"]
+        assert all(stage["does"] for stage in stages.values())
+        text = run("list", "stages").out
+        assert "p=85, rule=topk, rectify=false" in text
+        assert text.count("(experimental)") == sum(stage["experimental"] for stage in stages.values())
+
+    def test_lines_are_whole_outside_a_terminal(self, run: Run) -> None:
+        [line] = [line for line in run("list", "stages").out.splitlines() if " adascale_l " in line]
+        assert len(line) > 80
+
+    def test_families(self, run: Run) -> None:
+        rows = json.loads(run("list", "families", "--json").out)
+        assert [row["example"] for row in rows] == [family.example for family in FAMILIES]
+        assert "resnet18" in run("list", "families").out
+
+    def test_presets(self, run: Run) -> None:
+        rows = json.loads(run("list", "presets", "--id", "cifar10", "--arch", "densenet101", "--json").out)
+        assert [row["spec"] for row in rows] == [row.spec for row in presets(id="cifar10", arch="densenet101")]
+        assert "DAVIS(m)+Energy" in run("list", "presets", "--arch", "resnet50").out
+
+    def test_refuses(self, run: Run) -> None:
+        assert_fails(run("list", "presets", "--id", "cifar11"), "unknown id: 'cifar11'; did you mean 'cifar10")
+        assert_fails(run("list", "stages", "--id", "cifar10"), "--id and --arch choose among presets")
+
+
+class TestInspect:
+    def test_model(self, run: Run) -> None:
+        found = json.loads(run("inspect", MODEL, "--size", 16, "--json").out)
+        assert (found["tap"], found["head"], found["channels"], found["classes"]) == ("1", "4", 8, 3)
+        assert found["image_shape"] == [3, 16, 16]
+        assert found["map_shape"] == [8, 14, 14]
+        assert found["check"] == "passed"
+        assert "passed" in run("inspect", MODEL, "--size", 16).out
+
+    @pytest.mark.slow
+    def test_zoo_model(self, run: Run) -> None:
+        found = json.loads(run("inspect", "mobilenet_v3_small", "--weights", "none", "--size", 64, "--json").out)
+        assert (found["tap"], found["head"], found["classes"]) == ("features", "classifier.3", 1000)
+        assert "hardswish" in found["neck"]
+        assert found["preprocessing"]["resize"] == 73  # the zoo's 256 for 224
+
+    def test_grey_model(self, run: Run) -> None:
+        arguments = ("--size", 16, "--mean", "0", "--std", "1", "--json")
+        assert json.loads(run("inspect", f"{MODULE}:grey", *arguments).out)["image_shape"] == [1, 16, 16]
+
+    def test_own_tap_and_head(self, run: Run) -> None:
+        found = json.loads(run("inspect", MODEL, "--size", 16, "--tap", "1", "--head", "4", "--json").out)
+        assert found["tap"] == "1"
+        assert_fails(run("inspect", MODEL, "--size", 16, "--tap", "0", "--head", "4"), "do not give the model's logits")
+        assert_fails(run("inspect", MODEL, "--size", 16, "--tap", "1"), "without head")
+
+    def test_saved_detector(self, run: Run, fitted: Path) -> None:
+        assert json.loads(run("inspect", fitted, "--json").out) == read_record(fitted)
+        text = run("inspect", fitted).out
+        assert "max + react + energy" in text
+        assert "calibration.threshold" in text
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["resnet19"], "unknown model 'resnet19'; did you mean"),
+            (["gone:make"], "cannot import 'gone'"),
+            ([f"{MODULE}:gone"], "has no 'gone'"),
+            (["empty"], "no detector there"),
+            ([MODEL, "--size", "2"], "does not take images of shape (3, 2, 2)"),
+            ([MODEL, "--size", "0"], "size must be a whole number"),
+            ([MODEL, "--weights", "gone.pth"], "gone.pth is no file"),
+        ],
+    )
+    def test_refuses(self, run: Run, arguments: list[str], message: str) -> None:
+        assert_fails(run("inspect", *arguments), message)
+
+    def test_no_network(self, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        def refuse(*_: object, **__: object) -> None:
+            raise OSError("network is unreachable")
+
+        monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+        monkeypatch.setattr("torch.hub.download_url_to_file", refuse)
+        assert_fails(run("inspect", "resnet18"), "use --weights FILE or --weights none")
+
+
+FIT = ("fit", MODEL, "max + react + energy", "--size", 12, "--json")
+
+
+class TestFit:
+    def test_is_the_library(self, run: Run, workplace: Path) -> None:
+        """The command does what these lines of Python do."""
+        done = run(*FIT, "--data", "data", "--out", "one", "--batch", 7, "--tpr", 0.9, "--seed", 3)
+        [summary] = done.rows
+        assert done.status == 0
+        assert done.err == "a module may print\n" or done.err == ""
+        preprocessing = Preprocessing(size=12)
+        rest, held = split(image_files(["data"]), share=0.2, seed=3)
+        labels = ["abc".index(file.parent.name) for file in rest]
+        detector = davis.Detector(load_model(MODEL), "max + react + energy")
+        detector.fit(Images(rest, preprocessing, labels=labels), seed=3)
+        detector.calibrate(Images(held, preprocessing), tpr=0.9)
+        assert summary["threshold"] == pytest.approx(detector.threshold, abs=1e-6)
+        assert (summary["images_fitted"], summary["images_held_out"], summary["labelled"]) == (72, 18, True)
+        assert read_record(workplace / "one")["preprocessing"] == preprocessing.to_dict()
+
+    def test_table(self, run: Run) -> None:
+        done = run(*FIT[:-1], "--data", "data", "--out", "one", "--tpr", 0.9)
+        assert "max + react + energy" in done.out
+        assert "threshold" in done.out
+
+    def test_holdout_folder(self, run: Run) -> None:
+        [summary] = run(*FIT, "--data", "data/a", "--holdout", "data/b", "--out", "one").rows
+        assert (summary["images_fitted"], summary["images_held_out"]) == (30, 30)
+        assert not summary["labelled"]
+
+    def test_folders_that_are_not_the_classes(self, run: Run, workplace: Path) -> None:
+        (workplace / "two").mkdir(exist_ok=True)
+        for name in "ab":
+            if not (workplace / "two" / name).exists():
+                (workplace / "two" / name).symlink_to(workplace / "data" / name)
+        done = run(*FIT, "--data", "two", "--out", "one", "--tpr", 0.9)
+        assert "two has 2 folders and the model 3 classes: fitting with predicted classes" in done.err
+        assert not done.rows[0]["labelled"]
+
+    def test_labels_are_the_sorted_folders(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+        seen: list[tuple[Path, int]] = []
+        real = Images.__init__
+
+        def spy(
+            self: Images, files: list[Path], *rest: object, labels: list[int] | None = None, **more: object
+        ) -> None:
+            seen.extend(zip(files, labels or [], strict=bool(labels)))
+            real(self, files, *rest, labels=labels, **more)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(Images, "__init__", spy)
+        assert run(*FIT, "--data", "data", "--out", "one", "--tpr", 0.9).status == 0
+        assert len(seen) == 72
+        assert all(label == "abc".index(file.parent.name) for file, label in seen)
+
+    def test_preset(self, run: Run) -> None:
+        arguments = ("--preset", "DAVIS(m)+ReAct", "--id", "cifar10", "--arch", "densenet101", "--json")
+        data = ("--data", "data", "--out", "one", "--size", 12, "--tpr", 0.9)
+        for values in ("published", "reproducing"):
+            [summary] = run("fit", MODEL, *arguments, *data, "--values", values).rows
+            expected = preset("DAVIS(m)+ReAct", id="cifar10", arch="densenet101", values=values)  # type: ignore[arg-type]
+            assert summary["spec"] == davis.canonical(expected.spec)
+
+    def test_reads_images_twice_where_the_method_does(self, run: Run) -> None:
+        done = run("fit", MODEL, "react + adascale_a", *FIT[3:], "--data", "data", "--out", "one", "--tpr", 0.9)
+        assert done.status == 0, done.err
+        assert done.rows[0]["images_fitted"] == 72
+
+    def test_grey_images(self, run: Run, workplace: Path) -> None:
+        grey = (f"{MODULE}:grey", "energy", "--mean", "0.5", "--std", "0.25", "--size", 12, "--resize", 14)
+        assert run("fit", *grey, "--data", "data", "--out", "grey", "--tpr", 0.9).status == 0
+        record = read_record(workplace / "grey")
+        assert record["preprocessing"] == Preprocessing(size=12, resize=14, mean=(0.5,), std=(0.25,)).to_dict()
+        assert record["backbone"]["image_shape"] == [1, 12, 12]
+
+    def test_unreadable_images_are_told_once_and_skipped(self, run: Run, workplace: Path) -> None:
+        broken = workplace / "data" / "a" / "broken.png"
+        broken.write_bytes(b"no image")
+        try:
+            data = ("--data", "data", "--holdout", "data", "--out", "one", "--tpr", 0.9)
+            done = run(*FIT, *data)
+            strict = run(*FIT, *data, "--strict")
+        finally:
+            broken.unlink()
+        assert done.status == 0
+        assert done.err.count("skipped: cannot read data/a/broken.png") == 1
+        assert (done.rows[0]["images_fitted"], done.rows[0]["unreadable"]) == (90, 1)
+        assert_fails(strict, "cannot read data/a/broken.png")
+
+    def test_failure_leaves_an_older_detector_alone(self, run: Run, fitted: Path) -> None:
+        before = read_record(fitted)
+        assert_fails(run(*FIT, "--data", "data", "--out", fitted, "--tpr", 2), "tpr must lie between 0 and 1")
+        assert read_record(fitted) == before
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["max + scal + energy"], "unknown stage 'scal' in 'max + scal + energy'; did you mean 'scale'?"),
+            (["max"], "ends without a score"),
+            ([], "give a SPEC such as 'max + energy', or --preset"),
+            (["energy", "--preset", "Energy"], "one of the two"),
+            (["energy", "--id", "cifar10"], "--id and --arch belong to --preset"),
+            (["--preset", "Energy"], "needs --id and --arch"),
+            (["--preset", "Enrgy", "--id", "cifar10", "--arch", "resnet18"], "unknown row 'Enrgy'"),
+            (["energy", "--data", "gone"], "no such folder of images: gone"),
+            (["energy", "--data", "flat/0.png"], "no such folder of images: flat/0.png"),
+            (["energy", "--data", "empty"], "no images in empty"),
+            (["energy", "--holdout", "gone"], "no such folder of images: gone"),
+            (["energy", "--holdout-share", "1.5"], "must lie between 0 and 1, got 1.5"),
+            (["energy", "--data", "flat"], "images are too few to promise tpr=0.95"),
+            (["energy", "--tpr", "1"], "tpr must lie between 0 and 1"),
+            (["energy", "--out", "classes.txt"], "classes.txt is a file"),
+            (["energy", "--mean", "a,b"], "--mean 'a,b' must be numbers"),
+            (["energy", "--mean", "0.5"], "1 means and 3 stds"),
+            (["energy", "--device", "warp"], "device 'warp' cannot be used here"),
+            (["energy", "--num-classes", "4"], "not --num-classes"),
+            (["energy", "--tap", "9", "--head", "4"], "tap='9' is no module"),
+            (["knn(k=500)"], "500"),
+        ],
+    )
+    def test_refuses(self, run: Run, arguments: list[str], message: str) -> None:
+        given = ["fit", MODEL, *arguments, "--size", "12"]
+        for option, value in (("--data", "data"), ("--out", "refused"), ("--tpr", "0.9")):
+            if option not in arguments and not (option == "--tpr" and "flat" in arguments):
+                given += [option, value]
+        assert_fails(run(*given), message)
+        assert not Path("refused").exists()
+
+
+class TestScore:
+    def test_is_the_library(self, run: Run, fitted: Path) -> None:
+        done = run("score", fitted, "data/a", "flat/0.png", "--model", MODEL, "--json", "--batch", 64)
+        files = image_files(["data/a", "flat/0.png"])
+        detector = davis.load(fitted, load_model(MODEL))
+        [images] = Images(files, Preprocessing(size=12))
+        output = detector(images)  # type: ignore[arg-type]
+        assert done.status == 0
+        assert [row["file"] for row in done.rows] == [str(file) for file in files]
+        assert [row["score"] for row in done.rows] == output.score.tolist()
+        assert [row["class"] for row in done.rows] == output.logits.argmax(1).tolist()
+        assert output.is_ood is not None
+        assert [row["verdict"] == "OOD" for row in done.rows] == output.is_ood.tolist()
+        probabilities = torch.tensor([row["probability"] for row in done.rows])
+        torch.testing.assert_close(probabilities, output.logits.softmax(1).amax(1))
+
+    def test_batch_and_threads_change_nothing_that_matters(self, run: Run, fitted: Path) -> None:
+        arguments = ("score", fitted, "data", "--model", MODEL, "--json")
+        first = run(*arguments, "--batch", 90, "--workers", 0).rows
+        second = run(*arguments, "--batch", 4, "--workers", 3).rows
+        assert [row["file"] for row in first] == [row["file"] for row in second]
+        scores = ([row["score"] for row in rows] for rows in (first, second))
+        numpy.testing.assert_allclose(*scores, rtol=1e-5)
+
+    def test_table(self, run: Run, fitted: Path) -> None:
+        lines = run("score", fitted, "flat", "--model", MODEL, "--classes", "classes.txt").out.splitlines()
+        assert lines[0].split() == ["file", "class", "name", "probability", "score", "verdict"]
+        for line in lines[1:]:
+            file, label, name, probability, _, verdict = line.split()
+            assert file.startswith("flat/")
+            assert name == ["ant", "bee", "cat"][int(label)]
+            assert 1 / 3 <= float(probability) <= 1
+            assert verdict in ("OOD", "ok")
+
+    def test_csv(self, run: Run, fitted: Path, workplace: Path) -> None:
+        done = run("score", fitted, "flat", "--model", MODEL, "--csv", "scores.csv")
+        assert (done.status, done.out) == (0, "")
+        with (workplace / "scores.csv").open(newline="") as stream:
+            written = list(csv.DictReader(stream))
+        printed = run("score", fitted, "flat", "--model", MODEL, "--json").rows
+        assert [{key: str(value) for key, value in row.items()} for row in printed] == written
+        assert not list(workplace.glob(".scores*"))
+
+    def test_csv_is_written_whole_or_not_at_all(self, run: Run, fitted: Path, workplace: Path) -> None:
+        (workplace / "kept.csv").write_text("older")
+        done = run("score", fitted, "mixed", "--model", MODEL, "--csv", "kept.csv", "--strict")
+        assert_fails(done, "cannot read mixed/1.png")
+        assert (workplace / "kept.csv").read_text() == "older"
+        assert_fails(run("score", fitted, "flat", "--model", MODEL, "--csv", "gone/x.csv"), "No such file or directory")
+
+    def test_unreadable_images_are_skipped(self, run: Run, fitted: Path) -> None:
+        done = run("score", fitted, "mixed", "--model", MODEL, "--json")
+        assert done.status == 1
+        assert done.err.count("skipped: cannot read mixed/1.png: ") == 1
+        assert [row["file"] for row in done.rows] == ["mixed/0.png", "mixed/2.png"]
+
+    def test_nothing_readable(self, run: Run, fitted: Path) -> None:
+        for form in ([], ["--json"], ["--csv", "none.csv"]):
+            done = run("score", fitted, "mixed/1.png", "--model", MODEL, *form)
+            assert (done.status, done.out) == (1, "")
+
+    def test_own_tap_and_head_need_not_be_given_again(self, run: Run) -> None:
+        adapter = ("--tap", "1", "--head", "4")
+        assert run(*FIT, "--data", "data", "--out", "own", "--tpr", 0.9, *adapter).status == 0
+        assert run("score", "own", "flat", "--model", MODEL, "--json").status == 0
+
+    @pytest.mark.slow
+    def test_a_neck_is_found_again(self, run: Run, workplace: Path) -> None:
+        torch.manual_seed(0)
+        torch.save(load_model("mobilenet_v3_small", weights="none", classes=3).state_dict(), workplace / "mobile.pth")
+        model = ("mobilenet_v3_small", "--weights", "mobile.pth", "--num-classes", 3)
+        data = ("--data", "data", "--out", "neck", "--tpr", 0.9, "--size", 64)
+        assert run("fit", *model, "max + energy", *data).status == 0
+        assert len(run("score", "neck", "flat", "--model", *model, "--json").rows) == 3
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["gone", "flat", "--model", MODEL], "no detector there"),
+            (["fitted", "gone", "--model", MODEL], "no such file or folder: gone"),
+            (["fitted", "empty", "--model", MODEL], "no images in empty"),
+            (["fitted", "flat", "--model", "gone:make"], "cannot import 'gone'"),
+            (["fitted", "flat", "--model", f"{MODULE}:grey"], "does not take images of shape"),
+            (["fitted", "flat", "--model", MODEL, "--json", "--csv", "x.csv"], "choose one"),
+            (["fitted", "flat", "--model", MODEL, "--classes", "gone.txt"], "No such file or directory: gone.txt"),
+            (["fitted", "flat", "--model", MODEL, "--classes", "short.txt"], "names 2 classes, and the model has 3"),
+            (["fitted", "mixed", "--model", MODEL, "--strict"], "cannot read mixed/1.png"),
+        ],
+    )
+    @pytest.mark.usefixtures("fitted")
+    def test_refuses(self, run: Run, workplace: Path, arguments: list[str], message: str) -> None:
+        (workplace / "short.txt").write_text("ant\nbee\n")
+        assert_fails(run("score", *arguments), message)
+
+    def test_other_weights(self, run: Run, fitted: Path, workplace: Path) -> None:
+        weights = {name: tensor + 1 for name, tensor in load_model(MODEL).state_dict().items()}
+        torch.save(weights, workplace / "other.pth")
+        done = run("score", fitted, "flat", "--model", MODEL, "--weights", "other.pth")
+        assert_fails(done, "last layer is not the one that")
+
+    def test_detector_without_preprocessing(self, run: Run) -> None:
+        detector = davis.Detector(load_model(MODEL), "energy")
+        detector(torch.rand(2, 3, 12, 12))
+        davis.save(detector, "bare")
+        assert_fails(run("score", "bare", "flat", "--model", MODEL), "set detector.preprocessing before saving it")
+
+    def test_detector_that_is_not_calibrated(self, run: Run) -> None:
+        detector = davis.Detector(load_model(MODEL), "energy")
+        detector(torch.rand(2, 3, 12, 12))
+        detector.preprocessing = Preprocessing(size=12).to_dict()
+        davis.save(detector, "raw")
+        assert {row["verdict"] for row in run("score", "raw", "flat", "--model", MODEL, "--json").rows} == {None}
+
+
+@pytest.mark.slow
+def test_progress_is_for_terminals(run: Run, fitted: Path, workplace: Path) -> None:
+    """On a terminal a bar is drawn on stderr; stdout holds the results alone."""
+    pty = pytest.importorskip("pty")
+    code = f"from davis.cli import main; main(['score', 'fitted', 'data', '--model', {MODEL!r}, '--json'])"
+    primary, secondary = pty.openpty()
+    drawn = bytearray()
+
+    def drain() -> None:  # a terminal holds some 4 kB; a program that draws more waits for its reader
+        with contextlib.suppress(OSError):  # what Linux raises when the other end is closed
+            while part := os.read(primary, 4096):
+                drawn.extend(part)
+
+    reader = threading.Thread(target=drain)
+    reader.start()
+    environment = os.environ | {"TERM": "xterm"}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=workplace,
+            stdout=subprocess.PIPE,
+            stderr=secondary,
+            env=environment,
+            timeout=60,
+        )
+    finally:
+        os.close(secondary)
+        reader.join(timeout=10)
+        os.close(primary)
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0
+    assert len([json.loads(line) for line in lines]) == 90
+    assert b"score" in drawn
+    assert b"100%" in drawn
+    assert run("score", fitted, "data", "--model", MODEL, "--json").err == ""
