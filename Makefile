@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo check test test-all format clean
+.PHONY: help demo check test test-all docs format clean
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ test: $(STAMP)  ## all tests that take seconds
 
 test-all: $(STAMP)  ## all tests, those that take minutes too
 	$(PYTEST)
+
+docs: $(STAMP)  ## write the pages that are made from the code
+	$(BIN)/python docs/generate.py
 
 format: $(STAMP)  ## rewrite the files as `make check` wants them
 	$(BIN)/ruff check --fix .

@@ -71,6 +71,8 @@ def main(folder: Path) -> None:
         raise SystemExit("the loaded detector gives other scores than the saved one")
     console.print(
         f"\nHighest AUROC here: {best.spec}, picked with the crops in view; on other data another method may lead.\n"
+        "This network of 8x8 digits is far from those that DAVIS was made for: with the paper's own DenseNet-101 on\n"
+        "CIFAR-10 against SVHN its pooling lowers the FPR95 of energy from 37% to 24% (docs/reproduction.md).\n"
         "Saved and loaded again, its scores are bit-equal."
     )
 

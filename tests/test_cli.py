@@ -415,7 +415,7 @@ class TestFit:
             (["energy", "--data", "flat/0.png"], "no such folder of images: flat/0.png"),
             (["energy", "--data", "empty"], "no images in empty"),
             (["energy", "--holdout", "gone"], "no such folder of images: gone"),
-            (["energy", "--holdout-share", "1.5"], "must lie between 0 and 1, got 1.5"),
+            (["knn(k=3)", "--holdout-share", "1.5"], "must lie between 0 and 1, got 1.5"),
             (["energy", "--data", "flat"], "images are too few to promise tpr=0.95"),
             (["energy", "--tpr", "1"], "tpr must lie between 0 and 1"),
             (["energy", "--out", "classes.txt"], "classes.txt is a file"),

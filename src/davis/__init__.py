@@ -8,7 +8,11 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from davis.torchvision_ops import watch_imports
+
 __version__ = "0.1.0"
+
+watch_imports()
 
 if TYPE_CHECKING:
     from davis.artifact import load as load
@@ -37,6 +41,8 @@ _HOMES = {
     "save": "davis.artifact",
 }
 
+_MODULES = ("metrics", "stages")
+
 __all__ = ["__version__", *_HOMES]
 
 
@@ -44,10 +50,10 @@ def __getattr__(name: str) -> Any:
     """Public names load on first use, so that ``davis --help`` need not wait for torch."""
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
-    if name == "stages":
-        return import_module("davis.stages")
+    if name in _MODULES:
+        return import_module(f"davis.{name}")
     raise AttributeError(f"module 'davis' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, "stages"])
+    return sorted([*__all__, *_MODULES])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from dataclasses import asdict
 from pathlib import Path
@@ -61,8 +62,9 @@ def save(detector: Detector, folder: str | os.PathLike[str]) -> Path:
         "tensors_sha256": hashlib.sha256(packed).hexdigest(),
         "versions": {"davis": __version__, "torch": torch.__version__},
     }
+    text = json.dumps(record, indent=2, allow_nan=False) + "\n"
     _write(path / (TENSORS + _NEXT), packed)
-    _write(path / (JSON + _NEXT), (json.dumps(record, indent=2) + "\n").encode())
+    _write(path / (JSON + _NEXT), text.encode())
     # A crash between these two leaves new tensors beside the old text; load() then takes the text
     # that belongs to them from the .next file.
     os.replace(path / (TENSORS + _NEXT), path / TENSORS)
@@ -94,6 +96,7 @@ def load(folder: str | os.PathLike[str], model: nn.Module | Backbone) -> Detecto
     detector.calibration = _calibration(record["calibration"], path)
     detector.images_seen = record["images_seen"]
     detector.preprocessing = record["preprocessing"]
+    _try(detector, path)
     return detector
 
 
@@ -143,10 +146,25 @@ def _fill(detector: Detector, tensors: dict[str, Tensor], declared: dict[str, An
         setattr(detector.stages[int(position)], buffer, tensor.to(device))
 
 
+def _try(detector: Detector, path: Path) -> None:
+    """Score noise once: tensors that do not belong to this model are found here, not in use."""
+    for name, tensor in _buffers(detector).items():
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise ValueError(f"{path / TENSORS}: tensor {name!r} holds NaN or infinity")
+    noise = torch.randn((2, *(detector.backbone.image_shape or ())), generator=torch.Generator().manual_seed(0))
+    try:
+        scores = detector.score_images(noise)
+    except (RuntimeError, IndexError, ValueError, TypeError) as error:
+        raise ValueError(f"{path / TENSORS} does not fit {detector.spec!r}: {str(error).splitlines()[0]}") from error
+    if scores.shape != (2,):
+        raise ValueError(f"{path / TENSORS} does not fit {detector.spec!r}: scores of shape {tuple(scores.shape)}")
+
+
 def _backbone(model: nn.Module | Backbone, described: dict[str, Any], path: Path) -> Backbone:
     backbone = Backbone.wrap(model)
-    shape = described.get("image_shape")
-    if not isinstance(shape, list) or not all(isinstance(side, int) and side > 0 for side in shape):
+    shape: Any = described.get("image_shape")
+    sound = isinstance(shape, list) and 0 < len(shape) < 6 and all(type(side) is int and side > 0 for side in shape)
+    if not sound or math.prod(shape) > 2**28:
         raise ValueError(f"{path / JSON}: backbone.image_shape must be a list of sizes, got {shape!r}")
     backbone.probe(tuple(shape))
     now = backbone.describe()
@@ -162,17 +180,20 @@ def _backbone(model: nn.Module | Backbone, described: dict[str, Any], path: Path
 def _calibration(value: dict[str, Any] | None, path: Path) -> Calibration | None:
     if value is None:
         return None
-    try:
-        return Calibration(float(value["threshold"]), float(value["tpr"]), int(value["count"]))
-    except (KeyError, TypeError, ValueError):
-        raise ValueError(f"{path / JSON}: calibration must hold threshold, tpr and count, got {value!r}") from None
+    kinds = {"threshold": (float, int), "tpr": (float,), "count": (int,)}
+    sound = value.keys() == kinds.keys() and all(type(value[name]) in kind for name, kind in kinds.items())
+    if not sound or not 0 < value["tpr"] < 1 or value["count"] < 1 or abs(value["threshold"]) > 1e300:
+        raise ValueError(
+            f"{path / JSON}: calibration must hold a threshold, a tpr in (0, 1) and a count, got {value!r}"
+        )
+    return Calibration(float(value["threshold"]), value["tpr"], value["count"])
 
 
 def _checked(text: bytes, path: Path) -> dict[str, Any]:
     try:
-        record = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
+        record = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON that a detector has: {error}") from None
     if not isinstance(record, dict) or not isinstance(record.get("format"), int):
         raise ValueError(f"{path} is not a detector: it has no format number")
     if record["format"] != FORMAT:
@@ -182,10 +203,23 @@ def _checked(text: bytes, path: Path) -> dict[str, Any]:
     for problem, names in (("lacks", _FIELDS.keys() - record.keys()), ("has unknown", record.keys() - _FIELDS.keys())):
         if names:
             raise ValueError(f"{path} {problem} field {sorted(names)[0]!r}")
+    if isinstance(record["images_seen"], int) and record["images_seen"] < 0:
+        raise ValueError(f"{path}: images_seen is {record['images_seen']}")
     for name, kinds in _FIELDS.items():
         if not isinstance(record[name], kinds) or isinstance(record[name], bool):
             raise ValueError(f"{path}: field {name!r} is a {type(record[name]).__name__}, not a {kinds[0].__name__}")
     return record
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name stands twice")
+    return found
 
 
 def _read(path: Path) -> bytes:

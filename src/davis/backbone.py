@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import threading
+import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator
 
 import torch
@@ -17,6 +18,14 @@ from davis.types import Activations, Classifier, Features, Images, Labels, Logit
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}  # of the largest logit; half precision: 5e-2
 MODEL_ERRORS = (RuntimeError, ValueError, TypeError, IndexError, AssertionError)  # what a wrong shape raises
 Key = tuple[torch.Size, torch.dtype, torch.device]
+
+
+_LOCKS: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
+"""One lock for each model: its modes and hooks are shared by all that look at it."""
+
+
+def _lock_of(model: nn.Module) -> threading.RLock:
+    return _LOCKS.setdefault(model, threading.RLock())
 
 
 class Backbone:
@@ -58,7 +67,7 @@ class Backbone:
         self._adapter = self._given  # of the last images seen
         self._adapters: dict[Key, Adapter] = {}  # that passed the self-check
         self._widths: tuple[int | None, int | None] = (None, None)  # channels that reach the head, classes
-        self._lock = threading.RLock()  # a hook sees every call of the model, also another thread's
+        self._lock = _lock_of(model)
 
     @classmethod
     def wrap(cls, model: nn.Module | Backbone, images: Images | None = None) -> Backbone:
@@ -84,14 +93,18 @@ class Backbone:
         self, batches: Iterable[object], *, statistics: Collection[str] = ("std", "max")
     ) -> Iterator[tuple[Activations, Labels | None]]:
         """The activations of each batch, and its labels; a batch is images or (images, labels)."""
+        if isinstance(batches, Tensor):
+            raise TypeError("one tensor was given where batches are expected; give [images], or a DataLoader")
         for batch in batches:
-            images, labels = _split(batch)
+            images, labels = split_batch(batch)
             yield self(images, statistics=statistics), labels
 
     def prepare(self, images: Images) -> Images:
         """The images, checked, where the model is and in its precision."""
-        _validate(images)
-        return images.to(*_placement(self.model, images))
+        _check_kind(images)
+        images = images.to(*_placement(self.model, images))
+        _check_values(images)  # after the cast, which may have made infinities
+        return images
 
     def probe(self, image_shape: tuple[int, ...]) -> None:
         """Find and check the last map on noise of an image shape, before any image is seen."""
@@ -122,6 +135,10 @@ class Backbone:
             "image_shape": None if self.image_shape is None else list(self.image_shape),
             "map_shape": None if self.map_shape is None else list(self.map_shape),
         }
+
+    def __repr__(self) -> str:
+        found = "" if self._adapter is None else f", tap={self._adapter.tap!r}, head={self._adapter.head!r}"
+        return f"Backbone({type(self.model).__name__}{found})"
 
     def _found(self) -> Adapter:
         if self._adapter is None:
@@ -174,9 +191,11 @@ class Backbone:
 
     def _forward(self, images: Images, adapter: Adapter, *, seen: bool) -> tuple[Map, Logits]:
         captured: list[object] = [images] if adapter.tap == "" else []
+        thread = threading.get_ident()
 
         def capture(module: nn.Module, inputs: object, output: object) -> None:
-            captured[:] = [output]  # the last call counts, as in discovery
+            if threading.get_ident() == thread:  # somebody else may be calling the model too
+                captured[:] = [output]  # the last call counts, as in discovery
 
         hooks = [] if adapter.tap == "" else [self.model.get_submodule(adapter.tap).register_forward_hook(capture)]
         try:
@@ -237,13 +256,27 @@ class Backbone:
             )
         return features
 
+    def _check_neck(self, adapter: Adapter, mean: Features) -> None:
+        """Activations do not say what size their images had, so the neck must not depend on it."""
+        before = self._adapter
+        if before is None or (before.neck is None and adapter.neck is None):
+            return
+        with torch.no_grad():
+            old, new = (mean if each.neck is None else each.neck(mean) for each in (before, adapter))
+        if old.shape != new.shape or not torch.allclose(old, new, rtol=1e-4, atol=1e-6):
+            raise ValueError(
+                f"what {type(self.model).__name__} does between pooling and its last layer depends on the image size; "
+                f"use one Backbone for each size"
+            )
+
     def __getstate__(self) -> dict[str, object]:
         # What was found holds torch functions that do not pickle; it is found again on the next images.
         adapter = self._given
         return {**self.__dict__, "_lock": None, "_adapter": adapter, "_adapters": {}}
 
     def __setstate__(self, state: dict[str, object]) -> None:
-        self.__dict__.update(state, _lock=threading.RLock())
+        self.__dict__.update(state)
+        self._lock = _lock_of(self.model)
 
 
 def _given_adapter(
@@ -269,13 +302,16 @@ def _given_adapter(
     return Adapter(tap, head, after, neck)
 
 
-def _validate(images: object) -> None:
+def _check_kind(images: object) -> None:
     if not isinstance(images, Tensor):
         raise TypeError(f"images must be a tensor (batch, ...); a {type(images).__name__} was given")
     if images.ndim < 2 or images.numel() == 0:
         raise ValueError(f"images must be a batch (batch, ...) with at least one image; given {tuple(images.shape)}")
     if not images.is_floating_point():
         raise ValueError(f"images are {images.dtype}; convert to float and normalise as the model expects")
+
+
+def _check_values(images: Images) -> None:
     if not torch.isfinite(images.detach()).all():
         rows = (~torch.isfinite(images.detach()).flatten(1).all(1)).nonzero().flatten().tolist()
         more = ", ..." if len(rows) > 5 else ""
@@ -285,17 +321,30 @@ def _validate(images: object) -> None:
         )
 
 
-def _split(batch: object) -> tuple[Images, Labels | None]:
+def split_batch(batch: object) -> tuple[Images, Labels | None]:
+    """Images and labels of a batch: images, [images], or (images, labels) where labels may be None."""
     if isinstance(batch, Tensor):
         return batch, None
-    if isinstance(batch, tuple | list) and len(batch) == 2 and isinstance(batch[0], Tensor):
-        images, labels = batch[0], torch.as_tensor(batch[1])
-        if labels.shape != images.shape[:1]:
-            raise ValueError(
-                f"a batch of {len(images)} images came with labels of shape {tuple(labels.shape)}; give one per image"
-            )
-        return images, labels
-    raise TypeError(f"a batch must be images or (images, labels); a {type(batch).__name__} was given")
+    if isinstance(batch, tuple | list) and len(batch) in (1, 2) and isinstance(batch[0], Tensor):
+        images, given = batch[0], batch[1] if len(batch) == 2 else None
+        return images, None if given is None else _labels(given, images)
+    size = f" of {len(batch)}" if isinstance(batch, tuple | list) else ""
+    raise TypeError(f"a batch must be images or (images, labels); a {type(batch).__name__}{size} was given")
+
+
+def _labels(given: object, images: Images) -> Labels:
+    try:
+        labels = torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(f"labels must be integers, one per image; a {type(given).__name__} was given") from None
+    if labels.shape != images.shape[:1]:
+        raise ValueError(
+            f"a batch of {len(images)} images came with labels of shape {tuple(labels.shape)}; give one per image "
+            "(a dataset that is not batched goes into a DataLoader first)"
+        )
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise ValueError(f"labels must be integers, one per image; they are {labels.dtype}")
+    return labels.to(torch.int64)
 
 
 def _placement(model: nn.Module, images: Images) -> tuple[torch.device, torch.dtype]:

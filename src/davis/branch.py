@@ -75,6 +75,11 @@ class Branch(nn.Module):
         return before | self.score.needs
 
     @property
+    def learns(self) -> bool:
+        """Whether any stage is fitted on data."""
+        return bool(self.needs) or isinstance(self.score, PixelScore)
+
+    @property
     def _score_sees_pooled(self) -> bool:
         return not self.shapes and isinstance(self.head, Linear)
 

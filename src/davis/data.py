@@ -96,7 +96,7 @@ class Preprocessing:
 
     def __call__(self, picture: Image.Image) -> Tensor:
         """(channel, size, size) float32."""
-        picture = _eight_bit(picture, grey=len(self.mean) == 1)
+        picture = _middle(_eight_bit(picture, grey=len(self.mean) == 1))
         picture = picture.resize(self._resized(*picture.size), INTERPOLATIONS[self.interpolation])
         left, top = (round((side - self.size) / 2) for side in picture.size)
         picture = picture.crop((left, top, left + self.size, top + self.size))
@@ -109,6 +109,16 @@ class Preprocessing:
             return self.edge, self.edge
         short = min(width, height)
         return self.edge * width // short, self.edge * height // short
+
+
+def _middle(picture: Image.Image, ratio: int = 20) -> Image.Image:
+    """A very long picture cut to its middle: the rest would be resized at great cost and then cut off."""
+    width, height = picture.size
+    longest = ratio * min(width, height)
+    if max(width, height) <= longest:
+        return picture
+    left, top = max((width - longest) // 2, 0), max((height - longest) // 2, 0)
+    return picture.crop((left, top, left + min(width, longest), top + min(height, longest)))
 
 
 def _channel_values(name: str, values: object) -> tuple[float, ...]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from davis import calibrate as calibration
 from davis import spec as language
-from davis.backbone import Backbone
+from davis.backbone import Backbone, split_batch
 from davis.branch import Branch
 from davis.stages import NotFittedError, PixelScore, Pool, Stage
 from davis.statistics import CAPACITY, Statistics
@@ -86,7 +86,7 @@ class Detector(nn.Module):
 
     def calibrate(self, batches: Batches, *, tpr: float = 0.95) -> Detector:
         """Set the threshold that accepts a share ``tpr`` of images like these, held out from the fit."""
-        scores = [self(images).score for images, _ in _pairs(batches)]
+        scores = [self.score_images(images) for images, _ in _pairs(batches)]
         if not scores:
             raise ValueError("no images were seen: the calibration data are empty")
         self.calibration = calibration.calibrate(torch.cat(scores), tpr=tpr)
@@ -96,12 +96,17 @@ class Detector(nn.Module):
         with _no_graph():
             branch = self._fitted_branch()
             activations = self.backbone(images, statistics=branch.reads)
-            if branch.needs_pixels:
-                scores = self._score_pixels(branch, self.backbone.prepare(images))
-            else:
-                scores = self._score_activations(branch, activations)
+            scores = self.score_images(images) if branch.needs_pixels else self._score_activations(branch, activations)
             is_ood = None if self.calibration is None else scores < self.calibration.threshold
             return Output(logits=activations.logits, score=scores, is_ood=is_ood)
+
+    def score_images(self, images: Images) -> Scores:
+        """The scores alone; methods that move images save a pass over them."""
+        with _no_graph():
+            branch = self._fitted_branch()
+            if branch.needs_pixels:
+                return self._score_pixels(branch, self.backbone.prepare(images))
+            return self._score_activations(branch, self.backbone(images, statistics=branch.reads))
 
     def score(self, activations: Activations) -> Scores:
         """The scores of images whose activations were taken before; bit-equal to a call on the images."""
@@ -140,7 +145,8 @@ class Detector(nn.Module):
 
     def _score_activations(self, branch: Branch, activations: Activations) -> Scores:
         branch.to(activations.mean.device)
-        scores: Scores = branch(activations, self.backbone.neck, self.backbone.classifier)
+        with torch.autocast(activations.mean.device.type, enabled=False):
+            scores: Scores = branch(activations, self.backbone.neck, self.backbone.classifier)
         if not scores.isfinite().all():
             steps = branch.steps(activations, self.backbone.neck, self.backbone.classifier)
             _refuse_non_finite(chain([("the backbone", activations.mean)], steps))
@@ -180,6 +186,8 @@ def fit_all(
     model: nn.Module | Backbone, specs: Iterable[object], batches: Batches, *, capacity: int = CAPACITY, seed: int = 0
 ) -> list[Detector]:
     """Any number of detectors for one classifier, fitted in the same pass over the images."""
+    if isinstance(specs, str):
+        raise TypeError(f"fit_all takes a list of specs, and one text was given; write [{specs!r}]")
     backbone = Backbone.wrap(model)
     detectors = [Detector(backbone, spec) for spec in specs]
     fit_together(detectors, batches, capacity=capacity, seed=seed)
@@ -196,7 +204,15 @@ class _Wanted:
 
 
 def fit_together(detectors: Sequence[Detector], batches: Batches, *, capacity: int = CAPACITY, seed: int = 0) -> None:
-    """Fit detectors that share a backbone: one pass for all statistics, one more where a score reads pixels."""
+    """Fit detectors that share a backbone: one pass for all statistics, one more where a score reads pixels.
+
+    If anything fails, every detector is left as it was.
+    """
+    with _all_or_nothing(detectors):
+        _fit_together(detectors, batches, capacity=capacity, seed=seed)
+
+
+def _fit_together(detectors: Sequence[Detector], batches: Batches, *, capacity: int, seed: int) -> None:
     by_pixels = [detector for detector in detectors if detector._reads_pixels_to_fit]
     learns = any(branch.needs for detector in detectors for branch in detector._branches())
     if learns and by_pixels and iter(batches) is batches:
@@ -225,7 +241,9 @@ def fit_from_activations(
     for detector in detectors:
         if detector._reads_pixels_to_fit:
             raise ValueError(f"{detector.spec!r} is fitted on images, not on activations; call fit with images")
-    _fit(detectors, stream, capacity=capacity, seed=seed)
+    if detectors:
+        with _all_or_nothing(detectors):
+            _fit(detectors, stream, capacity=capacity, seed=seed)
 
 
 def _fit(
@@ -249,6 +267,25 @@ def _fit(
             detector.calibration = None  # a threshold belongs to the fit that it was taken from
 
 
+@contextmanager
+def _all_or_nothing(detectors: Sequence[Detector]) -> Iterator[None]:
+    """Inside, detectors are fitted; if that fails, they are put back as they were."""
+    if any(detector.backbone is not detectors[0].backbone for detector in detectors):
+        raise ValueError("detectors are fitted together on one Backbone; make them with the same one, or use fit_all")
+    before = [
+        (detector, detector.calibration, detector.images_seen, [dict(stage._buffers) for stage in detector.stages])
+        for detector in detectors
+    ]
+    try:
+        yield
+    except BaseException:
+        for detector, calibrated, seen, buffers in before:
+            detector.calibration, detector.images_seen = calibrated, seen
+            for stage, values in zip(detector.stages, buffers, strict=True):
+                stage._buffers.update(values)
+        raise
+
+
 def _collect(
     backbone: Backbone,
     wanted: list[_Wanted],
@@ -260,14 +297,15 @@ def _collect(
     """Fill the statistics of every pool in one pass; the number of images seen."""
     seen = 0
     for activations, labels in stream:
-        gap = backbone.neck(activations.mean)
-        for entry in wanted:
-            features = backbone.neck(entry.pool(activations))
-            logits = backbone.classifier(features)
-            if entry.statistics is None:
-                classes = logits.shape[1]
-                entry.statistics = Statistics(entry.needs, classes=classes, capacity=capacity, seed=seed)
-            entry.statistics.update(features, logits, labels, gap)
+        with torch.autocast(activations.mean.device.type, enabled=False):
+            gap = backbone.neck(activations.mean)
+            for entry in wanted:
+                features = backbone.neck(entry.pool(activations))
+                logits = backbone.classifier(features)
+                if entry.statistics is None:
+                    classes = logits.shape[1]
+                    entry.statistics = Statistics(entry.needs, classes=classes, capacity=capacity, seed=seed)
+                entry.statistics.update(features, logits, labels, gap)
         seen += len(gap)
     if seen == 0:
         raise ValueError("no images were seen: the fit data are empty")
@@ -296,8 +334,9 @@ def _observe(detectors: list[Detector], batches: Batches) -> None:
 
 
 def _pairs(batches: Batches) -> Iterator[tuple[Images, Tensor | None]]:
-    for batch in batches:
-        yield (batch[0], batch[1]) if isinstance(batch, tuple | list) else (batch, None)
+    if isinstance(batches, Tensor):
+        raise TypeError("one tensor was given where batches are expected; give [images], or a DataLoader")
+    return (split_batch(batch) for batch in batches)
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from davis.data import IMAGENET_MEAN, IMAGENET_STD, INTERPOLATIONS, Preprocessing
 from davis.torchvision_ops import declare_missing_operators
+from davis.zoo import DenseNet, from_authors
 
 FORMS = "a torchvision or timm name, hf:ID or hf:FOLDER, or module:factory"
 _EXTRAS = {"torchvision": "timm", "timm": "timm", "transformers": "hf"}
@@ -213,7 +214,7 @@ def _python(name: str, pretrained: bool, classes: int | None) -> nn.Module:
     if callable(found) and not isinstance(found, nn.Module):
         try:
             found = found()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ValueError(
                 f"{name!r} did not make a model ({_first_line(error)}); it is called without arguments"
             ) from error
@@ -241,6 +242,8 @@ def _fill(model: nn.Module, file: Path, name: str) -> None:
     if not isinstance(tensors, Mapping) or not all(isinstance(value, Tensor) for value in tensors.values()):
         raise ValueError(f"{file} holds no dictionary of tensors; save model.state_dict()")
     tensors = {key.removeprefix("module."): value for key, value in tensors.items()}  # of DataParallel
+    if isinstance(model, DenseNet) and "encoder.conv1.weight" in tensors:
+        tensors = from_authors(tensors)
     wanted = model.state_dict()
     for problem, keys in (("lacks", wanted.keys() - tensors.keys()), ("has unknown", tensors.keys() - wanted.keys())):
         if keys:

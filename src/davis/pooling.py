@@ -69,10 +69,12 @@ def _entropy_paper(values: Map, space: tuple[int, ...]) -> Features:
             "entropy(variant=paper) is defined for non-negative maps only and this model's map has "
             "negative values; use entropy(variant=official) or entropy(variant=softmax)"
         )
-    total = values.sum(-1, keepdim=True)
-    uniform = torch.full_like(values, 1 / values.shape[-1])  # a dead channel says nothing about position
-    share = torch.where(total > 0, values / total.clamp_min(torch.finfo(values.dtype).tiny), uniform)
-    return -share.xlogy(share).sum(-1)
+    largest = values.amax(-1, keepdim=True)
+    alive = largest > 0
+    # Over the largest first, so that the sum stays in range; a dead channel says nothing about position.
+    values = torch.where(alive, values / torch.where(alive, largest, 1), 1)
+    share = values / values.sum(-1, keepdim=True)
+    return -(share * share.clamp_min(torch.finfo(share.dtype).tiny).log()).sum(-1)
 
 
 STATISTICS: dict[str, Callable[[Tensor, tuple[int, ...]], Features]] = {

@@ -17,6 +17,7 @@ from davis.branch import Branch
 from davis.stages import REGISTRY, Linear, Mean, Stage
 from davis.stages.base import Value
 
+_LONGEST = 2000
 ORDER = ("perturb", "pool", "shape", "head", "score")
 
 _WORD = re.compile(r"[A-Za-z_]\w*", re.ASCII)
@@ -31,6 +32,8 @@ def parse(text: str) -> list[Branch]:
     """
     if not isinstance(text, str):
         raise TypeError(f"a spec is text such as 'max + energy', got {type(text).__name__}")
+    if len(text) > _LONGEST:
+        raise ValueError(f"a spec of {len(text)} characters: {_short(text)}; the longest allowed has {_LONGEST}")
     if not text.strip():
         raise ValueError("the spec is empty; write a score at least, such as 'energy' or 'max + energy'")
     return [_branch(part, text) for part in text.split("|")]

@@ -91,7 +91,8 @@ class Classifier:
         return logits.to(features.dtype)
 
     def _tensor(self, name: str) -> Tensor:
-        value = getattr(self.module, name)  # a parameter, or what a parametrization makes of several
+        with evaluating(self.module):  # a spectral norm takes a step each time it is read in training mode
+            value = getattr(self.module, name)
         if not isinstance(value, Tensor):
             raise TypeError(f"{name} of the model's last layer is a {type(value).__name__}, not a tensor")
         return value

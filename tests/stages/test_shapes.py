@@ -72,7 +72,7 @@ def test_scale(case: Any, p: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("channels", "by_count", "by_quantile"), [(512, 77, 77), (2048, 307, 308), (48, 7, 8), (21, 3, 4), (1, 0, 1)]
+    ("channels", "by_count", "by_quantile"), [(512, 77, 77), (2048, 307, 308), (48, 7, 8), (21, 3, 4), (1, 1, 1)]
 )
 def test_how_many_channels_scale_keeps(channels: int, by_count: int, by_quantile: int) -> None:
     h = np.random.default_rng(0).permutation(np.arange(1.0, channels + 1) / channels)[None]
@@ -95,9 +95,11 @@ def test_nothing_and_everything_pruned() -> None:
     np.testing.assert_allclose(shaped(AshB(p=0), h), np.full_like(h, 2.0))
     np.testing.assert_allclose(shaped(Scale(p=0), h), h * np.e, rtol=1e-14)
     np.testing.assert_allclose(shaped(Scale(p=0, rule="quantile_higher"), h), h * np.e, rtol=1e-14)
-    for stage in (AshP(p=100), AshS(p=100), AshB(p=100)):
-        np.testing.assert_array_equal(shaped(stage, h), np.zeros_like(h), err_msg=stage.text())
-    np.testing.assert_array_equal(shaped(Scale(p=100), h), h)  # no channel to divide by: as it was
+    top = np.array([[0.0, 0.0, 0.0, 1.0]])  # one channel stays at least
+    np.testing.assert_allclose(shaped(AshP(p=100), h), 5 * top)
+    np.testing.assert_allclose(shaped(AshS(p=100), h), 5 * np.exp(8 / 5) * top)
+    np.testing.assert_allclose(shaped(AshB(p=100), h), 8 * top)
+    np.testing.assert_allclose(shaped(Scale(p=100), h), h * np.exp(8 / 5), rtol=1e-14)
     np.testing.assert_allclose(shaped(Scale(p=100, rule="quantile_higher"), h), h * np.exp(8 / 5), rtol=1e-14)
 
 

@@ -234,8 +234,12 @@ def _checking_types(init: Callable[..., None]) -> Callable[..., None]:
     def checked(self: Stage, **settings: Value) -> None:
         for name, value in settings.items():
             if name in hints and not _allowed(value, hints[name]):
-                raise ValueError(f"{self.name}({name}={write(value)}): {name} must be {_describe(hints[name])}")
+                given = write(value)[:100]
+                raise ValueError(f"{self.name}({name}={given}): {name} must be {_describe(hints[name])}")
         init(self, **settings)
+        missing = [name for name in self.parameters_of() if name not in self.__dict__]
+        if missing:
+            raise TypeError(f"{type(self).__name__} must store its setting {missing[0]!r} as self.{missing[0]}")
 
     return checked
 

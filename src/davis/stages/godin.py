@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from davis.stages.base import Score
-from davis.types import Classifier, Features, Logits, Scores, double, length
+from davis.types import Classifier, Features, Logits, Scores, double, evaluating, length
 
 
 @final
@@ -71,6 +71,7 @@ class Godin(Score, name="godin"):
                 f"{type(head).__name__}; any other score works on it"
             )
         features = features.to(head.weight.dtype)
-        if self.score == "g":
-            return double(head.denominator(features)[:, 0])
-        return double(head.numerator(features)).amax(1)
+        with evaluating(head):
+            if self.score == "g":
+                return double(head.denominator(features)[:, 0])
+            return double(head.numerator(features)).amax(1)

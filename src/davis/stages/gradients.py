@@ -134,7 +134,7 @@ class AdaScale(PixelScore):
         channels = features.shape[1]
         count = channels - (channels * p / 100).round().long()
         sums = double(features).relu().sort(dim=1, descending=True).values.cumsum(1)
-        top = sums.gather(1, (count[:, None] - 1).clamp_min(0))
+        top = sums.gather(1, (count[:, None] - 1).clamp_min(0))  # one channel at least
         return quotient(sums[:, -1:], top, undefined=undefined)
 
 
@@ -161,5 +161,13 @@ def _input_gradient(images: Images, value: Callable[[Images], Tensor]) -> Tensor
     """The gradient of the summed value with respect to the images; leaves no gradient on anything else."""
     with torch.enable_grad():
         moved = images.detach().clone().requires_grad_()
-        (gradient,) = torch.autograd.grad(value(moved).sum(), moved)
+        try:
+            (gradient,) = torch.autograd.grad(value(moved).sum(), moved)
+        except RuntimeError as error:
+            first = str(error).splitlines()[0]
+            raise ValueError(
+                f"the model gives no gradient with respect to its images, which this method needs ({first})"
+            ) from error
+    if not gradient.isfinite().all():
+        raise ValueError("the gradient with respect to the images is NaN or infinite; choose another pooling or method")
     return gradient

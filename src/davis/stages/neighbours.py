@@ -47,19 +47,18 @@ class Knn(NeighbourScore, name="knn"):
     def fit(self, statistics: Statistics, classifier: Classifier) -> None:
         features = statistics.sample.features
         _check_bank(self, self.k, len(features))
-        # Distances do not depend on the origin, the rounding of a matrix product does.
-        self.centre = torch.zeros_like(features[0]) if self.normalize else features.mean(0)
-        self.bank = _unit(features) if self.normalize else features - self.centre
+        self.bank = _unit(features) if self.normalize else features
+        self.centre = self.bank.mean(0)
 
     def search(self, features: Features, k: int) -> Tensor:
-        return _nearest(self._queries(features), self.bank, k)
+        return _nearest(self._queries(features), self.bank, self.centre, k)
 
     def from_neighbours(self, features: Features, nearest: Tensor) -> Scores:
         chosen = nearest[:, -1:] if self.reduction == "kth" else nearest
         return -_distances(self._queries(features), self.bank, chosen, self.squared).mean(1)
 
     def _queries(self, features: Features) -> Features:
-        return _unit(features) if self.normalize else features - self.centre.to(features.dtype)
+        return _unit(features) if self.normalize else features
 
 
 @final
@@ -104,6 +103,7 @@ class CombOod(NeighbourScore, name="combood"):
     """
 
     needs = frozenset({"sample"})
+    centre: Tensor
     bank: Tensor
     mean: Tensor
     scale: Tensor
@@ -122,6 +122,7 @@ class CombOod(NeighbourScore, name="combood"):
         features = statistics.sample.features
         _check_bank(self, self.k, len(features))
         self.bank = _unit(features)
+        self.centre = self.bank.mean(0)
         self.fit_transform(self.bank)
 
     def fit_transform(self, vectors: Tensor) -> None:
@@ -144,7 +145,7 @@ class CombOod(NeighbourScore, name="combood"):
         return ((normal @ self.precision) * normal).sum(1)
 
     def search(self, features: Features, k: int) -> Tensor:
-        return _nearest(_unit(features), self.bank, k)
+        return _nearest(_unit(features), self.bank, self.centre, k)
 
     def from_neighbours(self, features: Features, nearest: Tensor) -> Scores:
         unit = _unit(features)
@@ -192,15 +193,22 @@ def _location_and_scale(values: Tensor) -> tuple[Tensor, Tensor]:
 
 def _unit(features: Features) -> Features:
     """Rows divided by their length; a row of zeros stays one."""
-    norms = length(features)[:, None]
-    return features / torch.where(norms > 0, norms, 1)
+    norms = length(double(features))[:, None]  # squares leave the range of float32 early
+    return (features / torch.where(norms > 0, norms, 1)).to(features.dtype)
 
 
-def _nearest(queries: Features, bank: Features, k: int) -> Tensor:
-    """(batch, k) indices of the nearest bank rows, nearest first. A matrix product; cdist does not export."""
-    bank = bank.to(queries.dtype)
-    closeness = queries @ bank.T - bank.square().sum(1) / 2
-    return closeness.topk(k, dim=1).indices
+def _nearest(queries: Features, bank: Features, centre: Tensor, k: int) -> Tensor:
+    """(batch, k) places of the nearest bank rows, nearest first. A matrix product; cdist does not export.
+
+    Distances do not depend on the origin but the rounding of a product does, so it is taken around the bank's centre,
+    and some more candidates than wanted are ranked again by plain differences.
+    """
+    bank, centre = bank.to(queries.dtype), centre.to(queries.dtype)
+    centred = bank - centre
+    closeness = (queries - centre) @ centred.T - centred.square().sum(1) / 2
+    candidates = closeness.topk(min(len(bank), k + k // 4 + 8), dim=1).indices
+    distances = torch.stack([(queries - bank[place]).square().sum(1) for place in candidates.unbind(1)], 1)
+    return candidates.gather(1, distances.topk(k, dim=1, largest=False).indices)
 
 
 def _distances(queries: Features, bank: Features, chosen: Tensor, squared: bool) -> Tensor:
@@ -213,5 +221,6 @@ def _distances(queries: Features, bank: Features, chosen: Tensor, squared: bool)
 def _check_bank(stage: Score, k: int, rows: int) -> None:
     if k > rows:
         raise ValueError(
-            f"{stage.text()}: k={k} neighbours of {rows} training rows; use a smaller k or fit on more images"
+            f"{stage.text()}: k={k} neighbours of {rows} training rows; use a smaller k or fit on more images "
+            f"(and keep more rows, capacity=, where that is what limits them)"
         )

@@ -15,7 +15,6 @@ from davis.statistics import Statistics
 from davis.types import Classifier, Features, Logits, Scores, double, length
 
 _log = logging.getLogger(__name__)
-_TINY = 1e-12  # below this a length counts as 0 and is kept from dividing
 
 
 @final
@@ -43,11 +42,11 @@ class Fdbd(Score, name="fdbd"):
         squares = weight.square().sum(1)
         lengths = squares[predicted, None] + squares
         between = lengths - 2 * weight[predicted] @ weight.T  # the matrix form: no (batch, class, channel) array
-        apart = between > _TINY * lengths
+        apart = between > 1e-12 * lengths
         gaps = (f.gather(1, predicted[:, None]) - f).abs()
         distances = torch.where(apart, gaps / torch.where(apart, between, 1).sqrt(), 0)
         origin = self.mean if self.normalizer == "distance" else torch.zeros_like(self.mean)
-        return distances.sum(1) / length(h - origin).clamp_min(_TINY)
+        return distances.sum(1) / _divisor(length(h - origin))
 
 
 @final
@@ -68,7 +67,7 @@ class Nci(Score, name="nci"):
         h = double(features)
         centred = h - self.mean
         weight = double(classifier.weight)[logits.argmax(1)]
-        proximity = (weight * centred).sum(1) / length(centred).clamp_min(_TINY)
+        proximity = (weight * centred).sum(1) / _divisor(length(centred))
         return proximity + self.alpha * h.abs().sum(1)
 
 
@@ -85,7 +84,7 @@ class CaRef(Score, name="caref"):
     def forward(self, features: Features, logits: Logits, classifier: Classifier) -> Scores:
         h = double(features)
         error = (h - self.means[logits.argmax(1)]).abs().sum(1)
-        return -error / h.abs().sum(1).clamp_min(_TINY)
+        return -error / _divisor(h.abs().sum(1))
 
 
 @final
@@ -117,7 +116,7 @@ class CadRef(Score, name="cadref"):
         signed = (h - self.means[predicted]) * double(classifier.weight)[predicted].sign()
         positive = signed.relu().sum(1) / self._confidence(logits)
         negative = (-signed).relu().sum(1) / self.confidence
-        return -(positive + negative) / h.abs().sum(1).clamp_min(_TINY)
+        return -(positive + negative) / _divisor(h.abs().sum(1))
 
     def _confidence(self, logits: Logits) -> Scores:
         if self.logit == "energy":
@@ -127,8 +126,8 @@ class CadRef(Score, name="cadref"):
         elif self.logit == "msp":
             confidence = max_probability(logits)
         else:
-            confidence = 1 / generalised_entropy(logits, 0.1, max(10, logits.shape[1] // 10)).clamp_min(_TINY)
-        return torch.where(confidence.abs() < _TINY, _TINY, confidence)
+            confidence = 1 / _divisor(generalised_entropy(logits, 0.1, max(10, logits.shape[1] // 10)))
+        return torch.where(confidence == 0, 1e-12, confidence)
 
 
 @final
@@ -163,7 +162,7 @@ class OptFs(Score, name="optfs"):
             influence.index_add_(0, self._bins(h).flatten(), contribution.flatten())
         influence[-1] = 0  # the bin that gathers everything outside
         influence = influence / len(sample.features)
-        self.weights = 1000 * influence / influence.norm().clamp_min(_TINY)
+        self.weights = 1000 * influence / _divisor(influence.norm())
 
     def forward(self, features: Features, logits: Logits, classifier: Classifier) -> Scores:
         shaped = double(features) * self.weights[self._bins(features)]
@@ -177,6 +176,11 @@ class OptFs(Score, name="optfs"):
         outside = len(self.edges) - 1
         index = torch.bucketize(double(features), self.edges, right=True) - 1
         return torch.where((index < 0) | (index >= outside), outside, index)
+
+
+def _divisor(size: Tensor) -> Tensor:
+    """A length to divide by: 1 in the place of 0."""
+    return torch.where(size > 0, size, 1)
 
 
 def _means_of_predicted(statistics: Statistics) -> Tensor:

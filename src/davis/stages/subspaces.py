@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Literal, final
 
 import torch
@@ -11,6 +12,8 @@ from davis.stages.base import Score
 from davis.stages.confidence import energy
 from davis.statistics import Statistics
 from davis.types import Classifier, Features, Logits, Scores, double, length
+
+_log = logging.getLogger(__name__)
 
 RANK_CUTOFF = 1e-12
 """Eigenvalues below this share of the largest count as 0 in a pseudo-inverse."""
@@ -36,6 +39,7 @@ class Mahalanobis(Score, name="mahalanobis"):
             raise self.refuse("shrinkage", "from 0 to 1")
 
     def fit(self, statistics: Statistics, classifier: Classifier) -> None:
+        _warn_if_few(self, statistics)
         means, counts = statistics.class_means
         seen = counts > 0
         deviations = means[seen] - statistics.mean
@@ -48,6 +52,8 @@ class Mahalanobis(Score, name="mahalanobis"):
         # Against the total spread: what is left of a difference of two equal matrices is noise.
         floor = RANK_CUTOFF * torch.maximum(values.max(), statistics.covariance.diagonal().max())
         keep = values > floor
+        if not keep.any():
+            _log.warning("mahalanobis: features do not vary within classes; every image scores 0: fit on more images")
         self.mean = statistics.mean
         self.whitening = vectors[:, keep] / values[keep].sqrt()
         self.centres = deviations @ self.whitening
@@ -79,6 +85,7 @@ class Vim(Score, name="vim"):
             self.check_positive("d")
 
     def fit(self, statistics: Statistics, classifier: Classifier) -> None:
+        _warn_if_few(self, statistics)
         channels = len(statistics.mean)
         d = self.dimension(channels)
         if d >= channels:
@@ -91,7 +98,12 @@ class Vim(Score, name="vim"):
         sample = statistics.sample
         size = torch.cat([self._length(chunk) for chunk in sample.features.split(4096)]).mean()
         largest = double(sample.logits).amax(1).mean()
-        self.alpha = torch.where(size > 0, largest / torch.where(size > 0, size, 1), 0)
+        spread = statistics.covariance.diagonal().sum().sqrt() + shift.square().sum().sqrt()
+        if size <= 1e-6 * spread:
+            _log.warning("vim: training features leave no residual beyond %d dimensions; the score is energy alone", d)
+            self.alpha = torch.zeros_like(size)
+        else:
+            self.alpha = largest / size
 
     def forward(self, features: Features, logits: Logits, classifier: Classifier) -> Scores:
         return energy(logits) - self.alpha * self._length(features)
@@ -104,6 +116,14 @@ class Vim(Score, name="vim"):
 
     def _length(self, features: Features) -> Tensor:
         return length((double(features) - self.origin) @ self.residual)
+
+
+def _warn_if_few(stage: Score, statistics: Statistics) -> None:
+    if statistics.count <= len(statistics.mean):
+        _log.warning(
+            "%s: %d images for %d channels; their covariance is singular, fit on more images",
+            *(stage.name, statistics.count, len(statistics.mean)),
+        )
 
 
 @final

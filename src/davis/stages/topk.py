@@ -11,9 +11,10 @@ from davis.types import Features, double
 def kept(channels: int, p: float) -> int:
     """How many channels survive at percent ``p``: the one place that turns a percent into a count.
 
-    Python rounds halves to even, as NumPy and torch do in the original codes.
+    Python rounds halves to even, as NumPy and torch do in the original codes. One channel stays at least: with none
+    all images would score the same.
     """
-    return channels - round(channels * p / 100)
+    return max(channels - round(channels * p / 100), 1)
 
 
 def largest(features: Features, count: int) -> Tensor:

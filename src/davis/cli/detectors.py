@@ -1,42 +1,48 @@
-"""The command line: verbs that parse and print; the library does the work.
+"""The verbs around one detector: list, inspect, fit, score.
 
 Everything heavy is imported inside the commands: ``davis --help`` must not wait for torch.
 """
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import json
-import logging
 import os
 import sys
 import time
-import traceback
-import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from davis import __version__
+from davis.cli.options import (
+    Batch,
+    Device,
+    Head,
+    Json,
+    Mean,
+    Model,
+    NumClasses,
+    Size,
+    Skipped,
+    Std,
+    Strict,
+    Tap,
+    Weights,
+    Workers,
+    open_backbone,
+    prepare,
+)
+from davis.cli.printing import Watched, bar, note, table
 
 if TYPE_CHECKING:
     from davis.backbone import Backbone
-    from davis.data import Images, Preprocessing
     from davis.types import Output
-
-app = typer.Typer(
-    add_completion=False, help="Know when an image classifier should not be trusted.", rich_markup_mode=None
-)
-
-# typer brings its own click or uses the installed one; either way this is the base of what it raises at bad usage.
-_ClickError: Any = typer.BadParameter.__mro__[2]
 
 
 class What(str, Enum):
@@ -54,92 +60,9 @@ class Values(str, Enum):
     reproducing = "reproducing"
 
 
-Model: TypeAlias = Annotated[str, typer.Argument(help="torchvision or timm name, hf:ID, hf:FOLDER or module:factory")]
-Weights: TypeAlias = Annotated[str, typer.Option(help="default (the zoo's pretrained ones), none or a file of tensors")]
-NumClasses: TypeAlias = Annotated[int | None, typer.Option(help="Outputs of the model, where not the zoo's own number")]
-Size: TypeAlias = Annotated[int | None, typer.Option(help="Side of the square images; default: the zoo's own, or 224")]
-Mean: TypeAlias = Annotated[str | None, typer.Option(help="Of the channels: 0.485,0.456,0.406; one for grey images")]
-Std: TypeAlias = Annotated[str | None, typer.Option(help="Of the channels, likewise")]
-Tap: TypeAlias = Annotated[str | None, typer.Option(help="Module that returns the last map; default: found")]
-Head: TypeAlias = Annotated[str | None, typer.Option(help="Last linear layer; default: found")]
-Batch: TypeAlias = Annotated[int, typer.Option(min=1, help="Images at a time")]
-Device: TypeAlias = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps; default: cuda if there, else cpu")]
-Workers: TypeAlias = Annotated[int, typer.Option(min=0, help="Threads that decode images")]
-Strict: TypeAlias = Annotated[bool, typer.Option("--strict", help="Stop at the first image that cannot be read")]
-Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON")]
-
-
-def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run a command: status 0, 1 if images were skipped, 2 with one line on stderr if it failed, 130 if interrupted."""
-    given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
-    debug = "--debug" in given  # accepted before and after the verb
-    given = [argument for argument in given if argument != "--debug"]
-    try:
-        with _quiet_zoos(debug):
-            status = app(given, prog_name="davis", standalone_mode=False)
-        sys.stdout.flush()
-    except (KeyboardInterrupt, typer.Abort):
-        status = 130
-    except BrokenPipeError:  # the reader has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        status = 1
-    except Exception as error:
-        if debug:
-            traceback.print_exc()
-        print(f"error: {_one_line(error)}", file=sys.stderr)
-        status = 2
-    sys.exit(status if isinstance(status, int) else 0)
-
-
-def _one_line(error: Exception) -> str:
-    if isinstance(error, _ClickError):
-        text = f"{error.format_message()} (davis --help lists what there is)"
-    elif isinstance(error, OSError) and error.strerror and error.filename:
-        text = f"{error.strerror}: {error.filename}"
-    elif isinstance(error, ValueError | TypeError | OSError | ImportError) and str(error):
-        text = str(error)
-    else:
-        text = f"{type(error).__name__}: {error} (--debug shows where)"
-    return " ".join(text.split())
-
-
-@contextlib.contextmanager
-def _quiet_zoos(debug: bool) -> Iterator[None]:
-    """Warnings as one line each; what zoos log about their own retries and deprecations not at all."""
-    if debug:
-        yield
-        return
-
-    def show(message: Warning | str, *_: object, **__: object) -> None:
-        print(f"warning: {' '.join(str(message).split())}", file=sys.stderr)
-
-    for name in ("huggingface_hub", "transformers", "timm"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    with warnings.catch_warnings():
-        for category in (DeprecationWarning, FutureWarning):
-            warnings.simplefilter("ignore", category)
-        warnings.showwarning = show
-        yield
-
-
-def _version(asked: bool) -> None:
-    if asked:
-        print(f"davis {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _davis(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show where an error comes from")] = False,
-) -> None:
-    pass
-
-
 # -- list -----------------------------------------------------------------------------------------
 
 
-@app.command("list")
 def list_(
     what: Annotated[What | None, typer.Argument(help="One of the three; default: all, presets counted only")] = None,
     id: Annotated[str | None, typer.Option(help="Presets of one in-distribution set")] = None,
@@ -168,7 +91,7 @@ def list_(
         stage["does"] += " (experimental)" if stage.pop("experimental") else ""
     for title in [what.value] if what else lists:
         print(f"{title}\n")
-        _table(lists[title])
+        table(lists[title])
         print()
 
 
@@ -181,7 +104,7 @@ def _stages() -> list[dict[str, Any]]:
             "kind": kind,
             "name": stage.name,
             "settings": {name: parameter.default for name, parameter in stage.parameters_of().items()},
-            "does": (stage.__doc__ or "").strip().partition("\n")[0],
+            "does": (stage.__doc__ or "").strip().partition("\n")[0].replace("``", ""),
             "experimental": stage.experimental,
         }
         for kind in ORDER
@@ -192,7 +115,6 @@ def _stages() -> list[dict[str, Any]]:
 # -- inspect --------------------------------------------------------------------------------------
 
 
-@app.command()
 def inspect(
     model: Annotated[str, typer.Argument(help="A model, as for fit; or the folder of a saved detector")],
     weights: Weights = "default",
@@ -210,13 +132,13 @@ def inspect(
 
         found: dict[str, Any] = read_record(model)
     else:
-        backbone = _backbone(model, weights, num_classes, "cpu", tap, head)
-        preprocessing = _prepared(model, backbone, size=size, mean=_numbers("mean", mean), std=_numbers("std", std))
+        backbone = open_backbone(model, weights, num_classes, "cpu", tap, head)
+        preprocessing = prepare(model, backbone, size=size, mean=_numbers("mean", mean), std=_numbers("std", std))
         found = {**backbone.describe(), "preprocessing": preprocessing.to_dict(), "check": "passed"}
     if as_json:
         print(json.dumps(found, indent=2))
     else:
-        _table([{"": name, " ": value} for name, value in _flat(found)], header=False)
+        table([{"": name, " ": value} for name, value in _flat(found)], header=False)
 
 
 def _flat(record: dict[str, Any]) -> Iterator[tuple[str, object]]:
@@ -230,7 +152,6 @@ def _flat(record: dict[str, Any]) -> Iterator[tuple[str, object]]:
 # -- fit ------------------------------------------------------------------------------------------
 
 
-@app.command()
 def fit(
     model: Model,
     data: Annotated[Path, typer.Option(help="Folder of in-distribution images; class folders become labels")],
@@ -266,30 +187,40 @@ def fit(
     from davis.calibrate import calibrate
     from davis.data import Images, image_files, shuffled, split
     from davis.detector import Detector
+    from davis.spec import parse
     from davis.statistics import CAPACITY
 
     started = time.monotonic()
     text = _spec(spec, preset, id, arch, values)
     files = image_files([_folder(data)])
-    fitted, held = split(files, holdout_share, seed) if holdout is None else (shuffled(files, seed), [])
-    held = image_files([_folder(holdout)]) if holdout is not None else held
-    calibrate(arange(len(held)).double(), tpr=tpr)  # refuses a tpr that so few images cannot promise, before the work
+    if holdout is not None:
+        fitted, held = shuffled(files, seed), image_files([_folder(holdout)])
+    elif any(branch.learns for branch in parse(text)):
+        fitted, held = split(files, holdout_share, seed)
+    else:
+        fitted, held = [], files  # nothing is fitted, so all of them can set the threshold
+    try:
+        calibrate(arange(len(held)).double(), tpr=tpr)  # before the work, not after it
+    except ValueError as error:
+        raise ValueError(f"{error}; --holdout-share or --holdout gives more") from None
+    if weights == "none":
+        note("random weights are not saved: a detector fitted on them can be inspected, not used again")
     if out.is_file():
         raise ValueError(f"{out} is a file; a detector is saved into a folder")
     means, stds = _numbers("mean", mean), _numbers("std", std)
-    backbone = _backbone(model, weights, num_classes, device, tap, head)
-    preprocessing = _prepared(model, backbone, size=size, resize=resize, mean=means, std=stds)
+    backbone = open_backbone(model, weights, num_classes, device, tap, head)
+    preprocessing = prepare(model, backbone, size=size, resize=resize, mean=means, std=stds)
     labels = _labels(data, files, backbone)
-    skipped = _Skipped(strict)
+    skipped = Skipped(strict)
     detector = Detector(backbone, text)
     detector.preprocessing = preprocessing.to_dict()
     read = partial(Images, preprocessing=preprocessing, batch=batch, workers=workers, on_error=skipped.add)
     detector.fit(
-        _Watched("fit", read(fitted, labels=[labels[file] for file in fitted] if labels else None)),
+        Watched("fit", read(fitted, labels=[labels[file] for file in fitted] if labels else None)),
         capacity=capacity or CAPACITY,
         seed=seed,
     )
-    detector.calibrate(_Watched("calibrate", read(held)), tpr=tpr)
+    detector.calibrate(Watched("calibrate", read(held)), tpr=tpr)
     save(detector, out)
     summary = {
         "folder": str(out),
@@ -306,7 +237,7 @@ def fit(
     if as_json:
         print(json.dumps(summary))
     else:
-        _table([{"": name, " ": value} for name, value in summary.items()], header=False)
+        table([{"": name, " ": value} for name, value in summary.items()], header=False)
 
 
 def _spec(spec: str | None, preset: str | None, id: str | None, arch: str | None, values: Values) -> str:
@@ -345,7 +276,7 @@ def _labels(folder: Path, files: list[Path], backbone: Backbone) -> dict[Path, i
     order = {name: index for index, name in enumerate(sorted(set(names.values())))}
     classes = backbone.describe()["classes"]
     if names and len(order) != classes:
-        _note(f"{folder} has {len(order)} folders and the model {classes} classes: fitting with predicted classes")
+        note(f"{folder} has {len(order)} folders and the model {classes} classes: fitting with predicted classes")
         return {}
     return {file: order[name] for file, name in names.items()}
 
@@ -353,7 +284,6 @@ def _labels(folder: Path, files: list[Path], backbone: Backbone) -> dict[Path, i
 # -- score ----------------------------------------------------------------------------------------
 
 
-@app.command()
 def score(
     folder: Annotated[Path, typer.Argument(help="A saved detector")],
     images: Annotated[list[Path], typer.Argument(help="Images, or folders of them")],
@@ -380,12 +310,12 @@ def score(
     preprocessing = Preprocessing.from_dict(record["preprocessing"])
     names = None if classes is None else classes.read_text(encoding="utf-8").splitlines()
     files = image_files(images)
-    detector = load(folder, _backbone(model, weights, num_classes, device, **_adapter(record["backbone"])))
-    skipped = _Skipped(strict)
+    detector = load(folder, open_backbone(model, weights, num_classes, device, **_adapter(record["backbone"])))
+    skipped = Skipped(strict)
     batches = Images(files, preprocessing, batch=batch, workers=workers, on_error=skipped.add)
     rows: list[dict[str, Any]] = []
     apart = not (as_json and sys.stdout.isatty())  # a bar among lines of results would be torn
-    for positions, pictures in _bar("score", batches.numbered(), len(batches), shown=apart):
+    for positions, pictures in bar("score", batches.numbered(), len(batches), shown=apart):
         found = _verdicts([files[position] for position in positions], detector(pictures), names)
         rows += [] if as_json else found
         for row in found if as_json else []:
@@ -393,7 +323,7 @@ def score(
     if csv_file is not None:
         _write_csv(csv_file, rows)
     elif not as_json:
-        _table(rows)
+        table(rows)
     return 1 if skipped.files else 0
 
 
@@ -421,96 +351,10 @@ def _write_csv(file: Path, rows: list[dict[str, Any]]) -> None:
     """Write the file whole or not at all."""
     unfinished = file.with_name(f".{file.name}.unfinished")
     try:
-        with unfinished.open("w", newline="", encoding="utf-8") as stream:
+        with unfinished.open("w", newline="", encoding="utf-8", errors="backslashreplace") as stream:
             writer = csv.DictWriter(stream, fieldnames=list(rows[0]) if rows else ["file"])
             writer.writeheader()
             writer.writerows(rows)
         os.replace(unfinished, file)
     finally:
         unfinished.unlink(missing_ok=True)
-
-
-# -- what the verbs share -------------------------------------------------------------------------
-
-
-def _backbone(
-    name: str, weights: str, classes: int | None, device: str | None, tap: str | None = None, head: str | None = None
-) -> Backbone:
-    from davis.backbone import Backbone
-    from davis.models import load_model, place_on
-
-    with contextlib.redirect_stdout(sys.stderr):  # a user's module may print, and stdout is for results
-        model = place_on(load_model(name, weights=weights, classes=classes), device)
-    return Backbone(model, tap=tap, head=head)
-
-
-def _prepared(name: str, backbone: Backbone, **changes: Any) -> Preprocessing:
-    """How images are prepared for a model, and the model found and checked on noise of their shape."""
-    from davis.models import adjusted, preprocessing_of
-
-    preprocessing = adjusted(preprocessing_of(name, backbone.model), **changes)
-    backbone.probe(preprocessing.shape)
-    return preprocessing
-
-
-class _Skipped:
-    """The images that could not be read, each said once."""
-
-    def __init__(self, strict: bool) -> None:
-        self.strict = strict
-        self.files: set[Path] = set()
-
-    def add(self, file: Path, error: Exception) -> None:
-        if self.strict:
-            raise error
-        if file not in self.files:
-            _note(f"skipped: {error}")
-        self.files.add(file)
-
-
-class _Watched:
-    """Batches that may be read again, with a progress bar each time."""
-
-    def __init__(self, title: str, batches: Images) -> None:
-        self.title = title
-        self.batches = batches
-
-    def __iter__(self) -> Iterator[Any]:
-        return _bar(self.title, self.batches, len(self.batches))
-
-
-def _bar(title: str, batches: Iterable[Any], total: int, *, shown: bool = True) -> Iterator[Any]:
-    """The batches, with a progress bar on stderr where that is a terminal."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    hidden = not (shown and sys.stderr.isatty())
-    # Left to itself, rich takes stdout over, and results printed meanwhile would land on stderr.
-    with Progress(console=Console(stderr=True), transient=True, redirect_stdout=False, disable=hidden) as progress:
-        yield from progress.track(batches, total=total, description=title)
-
-
-def _note(text: str) -> None:
-    print(text, file=sys.stderr)
-
-
-def _table(rows: Sequence[dict[str, Any]], *, header: bool = True) -> None:
-    """Print rows that have the same keys; files and pipes get whole lines, however long."""
-    from rich.console import Console
-    from rich.table import Table
-
-    if not rows:
-        return
-    table = Table(*rows[0], box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=header)
-    for row in rows:
-        style = "bold red" if row.get("verdict") == "OOD" else None
-        table.add_row(*(_cell(value) for value in row.values()), style=style)
-    Console(markup=False, width=None if sys.stdout.isatty() else 10_000).print(table, highlight=False)
-
-
-def _cell(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    return "-" if value is None else str(value)

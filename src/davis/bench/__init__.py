@@ -1,0 +1,1 @@
+"""Benchmarks: activations cached on disk, every method scored from them, tables and figures."""

@@ -1,0 +1,196 @@
+"""Benchmarks described in TOML: a model, images it knows, images it does not, methods.
+
+::
+
+    name = "my-benchmark"
+    methods = ["energy", "max + energy", "davis(gamma=0.5) + scale + energy", "knn(k=50)"]
+
+    [model]
+    name = "my_package.models:make"      # or a torchvision, timm or hf: name
+    weights = "weights.safetensors"      # or "default", "none"
+
+    [id]
+    fit = "images/train"                 # or images = "folder" alone: every other picture is fitted on
+    test = "images/val"
+
+    [far]
+    textures = "images/textures"
+
+Paths are looked up beside the file, then in the data directory. A word without a slash may be the name of a dataset
+(``davis data list``). ``[near]`` holds the OOD sets that are close to the ID set, ``[preprocessing]`` overrides the
+model's own, and the method ``presets`` stands for all rows of the paper of the pair that ``paper`` names.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from davis.backbone import Backbone
+from davis.bench.cache import ImageSet
+from davis.bench.results import Group
+from davis.bench.run import Benchmark
+from davis.catalog import DATASETS, open_dataset
+from davis.data import OnError, Preprocessing
+from davis.models import load_model, place_on, preprocessing_of
+from davis.presets import presets
+from davis.sets import FolderSet, open_set
+from davis.spec import canonical, parse
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_FIELDS: dict[str, Any] = {
+    "name": str,
+    "model": dict,
+    "id": dict,
+    "near": dict,
+    "far": dict,
+    "methods": list,
+    "without": list,
+    "preprocessing": dict,
+    "paper": list,
+    "gamma": (int, float),
+    "pixel_images": int,
+    "capacity": int,
+}
+
+
+def shipped() -> dict[str, str]:
+    """The benchmarks that come with the package: name -> TOML."""
+    folder = resources.files("davis.bench") / "specs"
+    files = sorted(file.name for file in folder.iterdir() if file.name.endswith(".toml"))
+    return {name.removesuffix(".toml"): (folder / name).read_text(encoding="utf-8") for name in files}
+
+
+def read(source: str) -> tuple[dict[str, Any], Path]:
+    """The checked description of a shipped benchmark or a file, and the folder that its paths start from."""
+    known = shipped()
+    if source in known:
+        text, folder, place = known[source], Path.cwd(), source
+    else:
+        file = Path(source)
+        if not file.is_file():
+            raise FileNotFoundError(f"no benchmark {source!r}: no such file, and shipped are {', '.join(known)}")
+        text, folder, place = file.read_text(encoding="utf-8"), file.resolve().parent, str(file)
+    try:
+        description = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{place} is not TOML: {error}") from None
+    return check(description, place), folder
+
+
+def check(description: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """The description, or one line on what is wrong with it."""
+    for key, value in description.items():
+        if key not in _FIELDS:
+            raise ValueError(f"{place}: unknown field {key!r}; known: {', '.join(_FIELDS)}")
+        if not isinstance(value, _FIELDS[key]) or isinstance(value, bool):
+            raise ValueError(f"{place}: {key} is {value!r}, which is not what that field takes")
+    for key in ("name", "model", "id", "methods"):
+        if key not in description:
+            raise ValueError(f"{place} lacks {key!r}")
+    wanted = [
+        ("model", "name"),
+        *([("id", "images")] if "images" in description["id"] else [("id", "fit"), ("id", "test")]),
+    ]
+    for key, inner in wanted:
+        if not isinstance(description[key].get(inner), str):
+            raise ValueError(f"{place}: [{key}] lacks {inner!r}")
+    if {*description["id"]} - {inner for key, inner in wanted if key == "id"}:
+        raise ValueError(f"{place}: [id] takes fit and test, or images alone, which are then split in two")
+    if not {**description.get("near", {}), **description.get("far", {})}:
+        raise ValueError(f"{place} has no OOD set; add a table [far] or [near] with name = path")
+    return dict(description)
+
+
+def build(
+    description: Mapping[str, Any],
+    folder: Path,
+    *,
+    data: Path,
+    weights: str | None = None,
+    device: str | None = None,
+    batch: int = 100,
+    on_error: OnError | None = None,
+) -> Benchmark:
+    """The benchmark that a description means, with its model loaded and its images found."""
+    name, chosen = description["model"]["name"], weights or description["model"].get("weights", "default")
+    if chosen not in ("default", "none"):
+        chosen = str(_locate(chosen, folder, data))
+    model = place_on(load_model(name, weights=chosen), device)
+    preprocessing = preprocessing_of(name, model)
+    if "preprocessing" in description:
+        preprocessing = Preprocessing.from_dict(preprocessing.to_dict() | description["preprocessing"])
+
+    def images(key: str, source: str) -> ImageSet:
+        if source in DATASETS:
+            return open_dataset(source, preprocessing, data, on_error=on_error)
+        return open_set(_locate(source, folder, data), preprocessing, name=key, on_error=on_error)
+
+    ood: dict[str, tuple[ImageSet, Group]] = {}
+    groups: tuple[Group, ...] = ("far", "near")
+    for group in groups:
+        for key, source in description.get(group, {}).items():
+            ood[key] = (images(key, source), group)
+    fit, test = _known(description["id"], images)
+    paper = description.get("paper")
+    return Benchmark(
+        name=description["name"],
+        model=description["model"].get("title", name),
+        backbone=Backbone(model),
+        fit=fit,
+        test=test,
+        ood=ood,
+        specs=methods(description),
+        paper=None if paper is None else (str(paper[0]), str(paper[1])),
+        gamma=float(description.get("gamma", 1)),
+        pixel_images=description.get("pixel_images", 2000),
+        capacity=description.get("capacity", 50_000),
+        batch=batch,
+    )
+
+
+def methods(description: Mapping[str, Any]) -> list[str]:
+    """The canonical specs, ``presets`` written out, each once."""
+    found: dict[str, None] = {}
+    for method in description["methods"]:
+        if method == "presets":
+            if "paper" not in description:
+                raise ValueError("the method 'presets' needs paper = [id, arch], the pair whose rows are meant")
+            id, arch = description["paper"]
+            found.update(dict.fromkeys(row.spec for row in presets(id=id, arch=arch)))
+        else:
+            found[canonical(method)] = None
+    left_out = {canonical(method) for method in description.get("without", [])}
+    return [spec for spec in found if spec not in left_out]
+
+
+def without_pixels(specs: list[str]) -> list[str]:
+    """The specs that can be scored from a cache."""
+    return [spec for spec in specs if not any(branch.needs_pixels for branch in parse(spec))]
+
+
+def _known(identity: Mapping[str, Any], images: Callable[[str, str], ImageSet]) -> tuple[ImageSet, ImageSet]:
+    """The images to fit on and those to test with; never the same ones."""
+    if "images" not in identity:
+        first, second = (Path(identity[key]).name.split(".")[0] or key for key in ("fit", "test"))
+        return images(f"{first}-fit" if first == second else first, identity["fit"]), images(second, identity["test"])
+    halves = [images(half, identity["images"]) for half in ("fit", "test")]
+    for place, half in enumerate(halves):
+        if not isinstance(half, FolderSet):
+            raise ValueError(f"{identity['images']!r} is no folder to be split; give [id] fit and test")
+        half.keep(place, 2)
+    return halves[0], halves[1]
+
+
+def _locate(path: str, folder: Path, data: Path) -> Path:
+    for place in (folder / path, data / path):
+        if place.exists():
+            return place
+    raise FileNotFoundError(f"no {path!r} beside the benchmark ({folder}) or in the data directory ({data})")

@@ -1,0 +1,129 @@
+"""What a benchmark run leaves on disk, and how it is read back."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from davis.metrics import evaluate
+
+Group: TypeAlias = Literal["near", "far"]
+UNITS = ("mean", "std", "max")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One detector against one OOD set; shares from 0 to 1, in-distribution positive."""
+
+    spec: str
+    set: str
+    group: Group
+    fpr95: float
+    auroc: float
+    aupr_in: float
+    aupr_out: float
+    id_images: int
+    ood_images: int
+
+
+@dataclass
+class Results:
+    """A finished run.
+
+    On disk: ``results.json`` (everything below but the arrays), ``scores/<set>.npz`` (spec -> float64 scores, the ID
+    test set and every OOD set), ``units/<set>.npz`` (``mean``, ``std``, ``max``: per channel, averaged over the set's
+    images; ``sample_mean``, ``sample_std``, ``sample_max``: (images, channel) of up to 500 images) and ``head.npz``
+    (``weight``, ``bias`` of the last layer).
+    """
+
+    name: str
+    model: str
+    id: str  # name of the ID test set
+    paper: tuple[str, str] | None  # (id_dataset, model) of the paper's tables to compare with
+    groups: dict[str, Group]  # OOD set -> near or far, in order
+    specs: list[str]
+    accuracy: float | None
+    rows: list[Row]
+    gamma: float  # of the mean + gamma * std figures
+    facts: dict[str, Any] = field(default_factory=dict)  # device, seconds, images, versions ...
+    folder: Path | None = None
+
+    def scores(self, name: str) -> dict[str, NDArray[np.float64]]:
+        """spec -> scores of one set."""
+        return self._arrays(f"scores/{name}.npz")
+
+    def units(self, name: str) -> dict[str, NDArray[np.float32]]:
+        """The channel statistics of one set."""
+        return self._arrays(f"units/{name}.npz")
+
+    def head(self) -> dict[str, NDArray[np.float32]]:
+        """The last layer's ``weight`` and ``bias``."""
+        return self._arrays("head.npz")
+
+    def row(self, spec: str, name: str) -> Row:
+        """The row of a detector and an OOD set."""
+        return next(row for row in self.rows if (row.spec, row.set) == (spec, name))
+
+    def _arrays(self, file: str) -> dict[str, NDArray[Any]]:
+        if self.folder is None:
+            raise ValueError("these results were never written; save them first")
+        with np.load(self.folder / file) as arrays:
+            return {key: arrays[key] for key in arrays.files}
+
+
+def compare(
+    id_scores: Mapping[str, NDArray[np.float64]], ood: str, group: Group, ood_scores: Mapping[str, NDArray[np.float64]]
+) -> list[Row]:
+    """Every detector against one OOD set."""
+    rows = []
+    for spec, scores in ood_scores.items():
+        found = evaluate(id_scores[spec], scores)
+        counts = len(id_scores[spec]), len(scores)
+        rows.append(Row(spec, ood, group, found.fpr, found.auroc, found.aupr_in, found.aupr_out, *counts))
+    return rows
+
+
+def save(results: Results, folder: Path) -> None:
+    """Write ``results.json``, whole or not at all; the arrays are written as they are made."""
+    record = asdict(results) | {"format": 1}
+    del record["folder"]
+    write_atomically(folder / "results.json", (json.dumps(record, indent=1) + "\n").encode())
+    results.folder = folder
+
+
+def load(folder: Path) -> Results:
+    """A finished run."""
+    file = folder / "results.json"
+    if not file.is_file():
+        raise FileNotFoundError(f"no finished benchmark there: {file} does not exist")
+    record = json.loads(file.read_text(encoding="utf-8"))
+    if record.pop("format", None) != 1:
+        raise ValueError(f"{file} is of another format; run the benchmark again with this version")
+    record["rows"] = [Row(**row) for row in record["rows"]]
+    record["paper"] = None if record["paper"] is None else tuple(record["paper"])
+    return Results(**record, folder=folder)
+
+
+def write_atomically(file: Path, content: bytes) -> None:
+    """A file that is there whole or not at all."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = file.with_name(file.name + ".next")
+    unfinished.write_bytes(content)
+    os.replace(unfinished, file)
+
+
+def save_arrays(file: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """An .npz file, the same bytes for the same arrays; whole or not at all."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = file.with_name(file.name + ".next")
+    savez: Any = np.savez  # its signature takes the names of arrays for options
+    with unfinished.open("wb") as stream:
+        savez(stream, **arrays)
+    os.replace(unfinished, file)

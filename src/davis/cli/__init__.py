@@ -1,0 +1,3 @@
+"""The command line."""
+
+from davis.cli.app import main as main

@@ -1,0 +1,104 @@
+"""The command line: verbs that parse and print; the library does the work."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from davis import __version__
+from davis.cli import benchmarks, detectors
+
+app = typer.Typer(
+    add_completion=False, help="Know when an image classifier should not be trusted.", rich_markup_mode=None
+)
+
+# typer brings its own click or uses the installed one; either way this is the base of what it raises at bad usage.
+_ClickError: Any = typer.BadParameter.__mro__[2]
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run a command: status 0, 1 if images were skipped, 2 with one line on stderr if it failed, 130 if interrupted."""
+    given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    debug = "--debug" in given  # accepted before and after the verb
+    given = [argument for argument in given if argument != "--debug"]
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # file names need not be text
+    try:
+        with _quiet_zoos(debug):
+            status = app(given, prog_name="davis", standalone_mode=False)
+        sys.stdout.flush()
+    except (KeyboardInterrupt, typer.Abort):
+        status = 130
+    except BrokenPipeError:  # the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 1
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        print(f"error: {_one_line(error)}", file=sys.stderr)
+        status = 2
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _one_line(error: Exception) -> str:
+    if isinstance(error, _ClickError):
+        text = f"{error.format_message().replace('Value error, ', '')} (davis VERB --help lists what there is)"
+    elif isinstance(error, OSError) and error.strerror and error.filename:
+        text = f"{error.strerror}: {error.filename}"
+    elif isinstance(error, ValueError | TypeError | OSError | ImportError) and str(error):
+        text = str(error)
+    else:
+        text = f"{type(error).__name__}: {error} (--debug shows where)"
+    return " ".join(text.split())
+
+
+@contextlib.contextmanager
+def _quiet_zoos(debug: bool) -> Iterator[None]:
+    """Warnings as one line each; what zoos log about their own retries and deprecations not at all."""
+    if debug:
+        yield
+        return
+
+    def show(message: Warning | str, *_: object, **__: object) -> None:
+        print(f"warning: {' '.join(str(message).split())}", file=sys.stderr)
+
+    for name in ("huggingface_hub", "transformers", "timm"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        for category in (DeprecationWarning, FutureWarning):
+            warnings.simplefilter("ignore", category)
+        warnings.showwarning = show
+        yield
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"davis {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _davis(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show where an error comes from")] = False,
+) -> None:
+    pass
+
+
+app.command("list")(detectors.list_)
+app.command()(detectors.inspect)
+app.command()(detectors.fit)
+app.command()(detectors.score)
+app.command()(benchmarks.bench)
+app.command()(benchmarks.report)
+app.add_typer(benchmarks.data_app, name="data")

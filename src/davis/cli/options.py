@@ -1,0 +1,65 @@
+"""What several verbs take, and the model that they ask for."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+import typer
+
+from davis.cli.printing import note
+
+if TYPE_CHECKING:
+    from davis.backbone import Backbone
+    from davis.data import Preprocessing
+
+Model: TypeAlias = Annotated[str, typer.Argument(help="torchvision or timm name, hf:ID, hf:FOLDER or module:factory")]
+Weights: TypeAlias = Annotated[str, typer.Option(help="default (the zoo's pretrained ones), none or a file of tensors")]
+NumClasses: TypeAlias = Annotated[int | None, typer.Option(help="Outputs of the model, where not the zoo's own number")]
+Size: TypeAlias = Annotated[int | None, typer.Option(help="Side of the square images; default: the zoo's own, or 224")]
+Mean: TypeAlias = Annotated[str | None, typer.Option(help="Of the channels: 0.485,0.456,0.406; one for grey images")]
+Std: TypeAlias = Annotated[str | None, typer.Option(help="Of the channels, likewise")]
+Tap: TypeAlias = Annotated[str | None, typer.Option(help="Module that returns the last map; default: found")]
+Head: TypeAlias = Annotated[str | None, typer.Option(help="Last linear layer; default: found")]
+Batch: TypeAlias = Annotated[int, typer.Option(min=1, help="Images at a time")]
+Device: TypeAlias = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps; default: cuda if there, else cpu")]
+Workers: TypeAlias = Annotated[int, typer.Option(min=0, help="Threads that decode images")]
+Strict: TypeAlias = Annotated[bool, typer.Option("--strict", help="Stop at the first image that cannot be read")]
+Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON")]
+
+
+def open_backbone(
+    name: str, weights: str, classes: int | None, device: str | None, tap: str | None = None, head: str | None = None
+) -> Backbone:
+    from davis.backbone import Backbone
+    from davis.models import load_model, place_on
+
+    with contextlib.redirect_stdout(sys.stderr):  # a user's module may print, and stdout is for results
+        model = place_on(load_model(name, weights=weights, classes=classes), device)
+    return Backbone(model, tap=tap, head=head)
+
+
+def prepare(name: str, backbone: Backbone, **changes: Any) -> Preprocessing:
+    """How images are prepared for a model, and the model found and checked on noise of their shape."""
+    from davis.models import adjusted, preprocessing_of
+
+    preprocessing = adjusted(preprocessing_of(name, backbone.model), **changes)
+    backbone.probe(preprocessing.shape)
+    return preprocessing
+
+
+class Skipped:
+    """The images that could not be read, each said once."""
+
+    def __init__(self, strict: bool) -> None:
+        self.strict = strict
+        self.files: set[Path] = set()
+
+    def add(self, file: Path, error: Exception) -> None:
+        if self.strict:
+            raise error
+        if file not in self.files:
+            note(f"skipped: {error}")
+        self.files.add(file)

@@ -1,0 +1,58 @@
+"""Tables, notes and progress bars: results go to stdout, everything else to stderr."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from davis.data import Images
+
+
+class Watched:
+    """Batches that may be read again, with a progress bar each time."""
+
+    def __init__(self, title: str, batches: Images) -> None:
+        self.title = title
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return bar(self.title, self.batches, len(self.batches))
+
+
+def bar(title: str, batches: Iterable[Any], total: int, *, shown: bool = True) -> Iterator[Any]:
+    """The batches, with a progress bar on stderr where that is a terminal."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    hidden = not (shown and sys.stderr.isatty())
+    # Left to itself, rich takes stdout over, and results printed meanwhile would land on stderr.
+    with Progress(console=Console(stderr=True), transient=True, redirect_stdout=False, disable=hidden) as progress:
+        yield from progress.track(batches, total=total, description=title)
+
+
+def note(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def table(rows: Sequence[dict[str, Any]], *, header: bool = True) -> None:
+    """Print rows that have the same keys; files and pipes get whole lines, however long."""
+    from rich.console import Console
+    from rich.table import Table
+
+    if not rows:
+        return
+    table = Table(*rows[0], box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=header)
+    for row in rows:
+        style = "bold red" if row.get("verdict") == "OOD" else None
+        table.add_row(*(cell(value) for value in row.values()), style=style)
+    Console(markup=False, width=None if sys.stdout.isatty() else 10_000).print(table, highlight=False)
+
+
+def cell(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return "-" if value is None else str(value)

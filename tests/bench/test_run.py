@@ -1,0 +1,246 @@
+"""The cache, the grid and the run: equal to scoring images directly, and indifferent to being killed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import models
+import numpy as np
+import pytest
+import torch
+
+import davis
+from davis.bench import cache, results
+from davis.bench.grid import accuracies, score_all
+from davis.bench.run import Benchmark, run
+from davis.data import Preprocessing
+from davis.detector import fit_from_activations
+from davis.sets import ArraySet
+
+PREPARED = Preprocessing(size=12, mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
+
+
+def pictures(name: str, count: int, seed: int, bright: int = 256, labelled: bool = False) -> ArraySet:
+    random = np.random.default_rng(seed)
+    images = random.integers(0, bright, (count, 12, 12, 3), dtype=np.uint8)
+    labels = random.integers(0, models.CLASSES, count) if labelled else None
+    return ArraySet(name, images, labels, PREPARED)
+
+
+def tensors(images: ArraySet) -> torch.Tensor:
+    return torch.cat([batch for batch, _, _ in images.batches(0, 32)])
+
+
+@pytest.fixture
+def backbone() -> davis.Backbone:
+    return davis.Backbone(models.small_net())
+
+
+def benchmark(backbone: davis.Backbone, specs: list[str]) -> Benchmark:
+    return Benchmark(
+        name="small",
+        model="SmallNet",
+        backbone=backbone,
+        fit=pictures("train", 150, 1, labelled=True),
+        test=pictures("test", 70, 2, labelled=True),
+        ood={"dark": (pictures("dark", 60, 3, bright=90), "far"), "odd": (pictures("odd", 45, 4), "near")},
+        specs=specs,
+        batch=32,
+        pixel_images=40,
+    )
+
+
+class TestCache:
+    def test_rows_equal_a_pass(self, backbone: davis.Backbone, tmp_path: Path) -> None:
+        images = pictures("test", 70, 2, labelled=True)
+        kept = cache.fill(tmp_path, backbone, images, batch=32)
+        assert (len(kept), kept.record["complete"]) == (70, True)
+        assert images.labels is not None
+        assert torch.equal(kept.labels, torch.from_numpy(images.labels))  # type: ignore[arg-type]
+        fresh = [backbone(batch, statistics=cache.STATISTICS) for batch, _, _ in images.batches(0, 32)]
+        for name in ("logits", "mean", "std", "max", "median", "entropy", "positions"):
+            whole = torch.cat([getattr(part, name) for part in fresh])
+            assert torch.equal(getattr(kept.activations(), name), whole), name
+        parts = [part.mean for part, _ in kept.stream(20)]
+        assert torch.equal(torch.cat(parts), kept.activations().mean)
+
+    def test_a_set_is_passed_over_once(self, backbone: davis.Backbone, tmp_path: Path) -> None:
+        images = pictures("test", 70, 2)
+        first = cache.fill(tmp_path, backbone, images, batch=32)
+        asked: list[int] = []
+        again = cache.fill(tmp_path, backbone, images, batch=32, progress=lambda done, total: asked.append(done))
+        assert again.folder == first.folder
+        assert asked == []
+
+    @pytest.mark.parametrize("change", ["weights", "pixels", "preprocessing", "dtype", "labels"])
+    def test_its_key_is_its_content(self, backbone: davis.Backbone, tmp_path: Path, change: str) -> None:
+        images = pictures("test", 40, 2, labelled=True)
+        first = cache.fill(tmp_path, backbone, images).folder
+        dtype: cache.Dtype = "float32"
+        if change == "weights":
+            with torch.no_grad():
+                backbone.model.get_parameter("conv.weight")[0, 0, 0, 0] += 1
+        elif change == "pixels":
+            images.images[-1, 0, 0, 0] += 1
+        elif change == "preprocessing":
+            images.preprocessing = Preprocessing(size=12, mean=(0.4, 0.5, 0.5), std=(0.25, 0.25, 0.25))
+        elif change == "labels":
+            assert images.labels is not None
+            images.labels[0] = (images.labels[0] + 1) % models.CLASSES
+        else:
+            dtype = "float16"
+        assert cache.fill(tmp_path, backbone, images, dtype=dtype).folder != first
+
+    def test_an_interrupted_pass_goes_on_where_it_was(
+        self, backbone: davis.Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(cache, "_SAVE_EVERY", 0.0)
+        images = pictures("test", 200, 2, labelled=True)
+        whole = cache.fill(tmp_path / "whole", backbone, images, batch=32)
+
+        def stop(done: int, total: int) -> None:
+            if done >= 96:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            cache.fill(tmp_path / "cut", backbone, images, batch=32, progress=stop)
+        seen: list[int] = []
+        cut = cache.fill(tmp_path / "cut", backbone, images, batch=32, progress=lambda done, total: seen.append(done))
+        assert seen[0] == 128  # three batches were kept
+        for name in cut.record["columns"]:
+            assert (cut.folder / f"{name}.npy").read_bytes() == (whole.folder / f"{name}.npy").read_bytes()
+
+    def test_half_precision_costs_little(self, backbone: davis.Backbone, tmp_path: Path) -> None:
+        images = pictures("test", 60, 2)
+        single, half = (cache.fill(tmp_path, backbone, images, dtype=dtype) for dtype in ("float32", "float16"))  # type: ignore[arg-type]
+        torch.testing.assert_close(half.activations().max, single.activations().max, rtol=1e-3, atol=1e-3)
+        assert (half.folder / "max.npy").stat().st_size < 0.6 * (single.folder / "max.npy").stat().st_size
+        with pytest.raises(ValueError, match="float32 or float16"):
+            cache.fill(tmp_path, backbone, images, dtype="int8")  # type: ignore[arg-type]
+
+
+class TestGrid:
+    def test_equal_to_one_by_one(self, backbone: davis.Backbone, tmp_path: Path) -> None:
+        train, test = pictures("train", 150, 1, labelled=True), pictures("test", 70, 2, labelled=True)
+        fitted, scored = (cache.fill(tmp_path, backbone, images) for images in (train, test))
+        specs = [*models.EVERY_SPEC, "knn(k=9)", "knn(k=9, squared=true)", "combood(k=20)"]
+        detectors = [davis.Detector(backbone, spec) for spec in specs]
+        fit_from_activations(detectors, fitted.stream(64))
+        together = score_all(detectors, scored.stream(32))
+        for detector in detectors:
+            alone = torch.cat([detector.score(part) for part, _ in scored.stream(32)]).numpy()
+            np.testing.assert_allclose(together[detector.spec], alone, rtol=1e-12, err_msg=detector.spec)
+        found = accuracies(detectors, scored)
+        expected = (scored.activations().logits.argmax(1) == scored.labels).double().mean().item()
+        assert found["model"] == pytest.approx(expected)
+        assert found["by_spec"]["mean + energy"] == pytest.approx(expected)
+
+    def test_equal_banks_are_searched_once(
+        self, backbone: davis.Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from davis.stages import neighbours
+
+        kept = cache.fill(tmp_path, backbone, pictures("train", 100, 1))
+        detectors = [davis.Detector(backbone, spec) for spec in ("knn(k=5)", "knn(k=20)", "combood(k=9)")]
+        fit_from_activations(detectors, kept.stream())
+        searches = 0
+        original = neighbours._nearest
+
+        def counted(*inputs: Any) -> torch.Tensor:
+            nonlocal searches
+            searches += 1
+            return original(*inputs)
+
+        monkeypatch.setattr(neighbours, "_nearest", counted)
+        score_all(detectors, kept.stream())
+        assert searches == 1
+
+    def test_methods_that_move_images_are_refused(self, backbone: davis.Backbone, tmp_path: Path) -> None:
+        kept = cache.fill(tmp_path, backbone, pictures("train", 40, 1))
+        with pytest.raises(ValueError, match="moves the images themselves"):
+            score_all([davis.Detector(backbone, "odin + msp")], kept.stream())
+        with pytest.raises(ValueError, match="is fitted on images"):
+            fit_from_activations([davis.Detector(backbone, "adascale_a")], kept.stream())
+
+
+class TestRun:
+    def test_rows_are_what_the_library_says(self, backbone: davis.Backbone, tmp_path: Path) -> None:
+        specs = [
+            "mean + energy",
+            "max + react(p=80) + energy",
+            "mean + knn(k=5)",
+            "adascale_l(k_shift=10)",
+            "odin + msp",
+        ]
+        described = benchmark(backbone, specs)
+        found = run(described, tmp_path / "run", cache=tmp_path / "cache")
+        assert found.specs == [davis.canonical(spec) for spec in specs]
+        assert len(found.rows) == 10
+        train = [(batch, labels) for batch, labels, _ in described.fit.batches(0, 32)]
+        detector = davis.Detector(backbone, specs[1]).fit(train)  # type: ignore[arg-type]
+        dark, _ = described.ood["dark"]
+        ids, oods = (detector(tensors(images)).score for images in (described.test, dark))  # type: ignore[arg-type]
+        row = found.row(detector.spec, "dark")
+        assert row.auroc == pytest.approx(davis.metrics.auroc(ids, oods), abs=1e-9)
+        assert (row.id_images, row.ood_images, row.group) == (70, 60, "far")
+        moved = found.row("mean + adascale_l(k_shift=10)", "odd")
+        assert (moved.id_images, moved.ood_images, moved.group) == (40, 40, "near")
+        again = results.load(tmp_path / "run")
+        assert again.rows == found.rows
+        assert again.units("dark")["sample_max"].shape == (60, models.CHANNELS)
+        assert again.head()["weight"].shape == (models.CLASSES, models.CHANNELS)
+
+    def test_a_folder_belongs_to_one_benchmark(self, backbone: davis.Backbone, tmp_path: Path) -> None:
+        run(benchmark(backbone, ["energy"]), tmp_path / "run", cache=tmp_path / "cache")
+        with pytest.raises(ValueError, match="holds another benchmark"):
+            run(benchmark(backbone, ["msp"]), tmp_path / "run", cache=tmp_path / "cache")
+        (tmp_path / "mine").mkdir()
+        (tmp_path / "mine" / "thesis.txt").write_text("x")
+        with pytest.raises(ValueError, match="not empty"):
+            run(benchmark(backbone, ["energy"]), tmp_path / "mine", cache=tmp_path / "cache")
+        with pytest.raises(ValueError, match="twice"):
+            run(benchmark(backbone, ["energy", "mean + energy"]), tmp_path / "two", cache=tmp_path / "cache")
+
+    @pytest.mark.slow
+    def test_killed_at_any_moment_it_ends_with_the_same_bytes(self, tmp_path: Path) -> None:
+        """SIGKILL at random moments until it is done; every file equals that of an undisturbed run."""
+        script = (
+            "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[1]); sys.path.insert(0, sys.argv[2])\n"
+            "import torch; torch.set_num_threads(1)\n"
+            "import davis, models, test_run as t; from davis.bench import cache; cache._SAVE_EVERY = 0.0\n"
+            "b = t.benchmark(davis.Backbone(models.small_net()), ['energy', 'max + knn(k=5)', 'odin + msp', 'vim'])\n"
+            "folder = Path(sys.argv[3]); t.run(b, folder / 'run', cache=folder / 'cache')\n"
+        )
+        here = Path(__file__).resolve().parent
+        command = [sys.executable, "-c", script, str(here.parent), str(here)]
+        subprocess.run([*command, str(tmp_path / "calm")], check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        random.seed(0)
+        kills = -1
+        for kills in range(40):  # noqa: B007 (its last value is what counts)
+            process = subprocess.Popen([*command, str(tmp_path / "rough")], env=os.environ | {"OMP_NUM_THREADS": "1"})
+            # Somewhere between its start and its end; the imports alone take a second or two.
+            deadline = time.monotonic() + random.uniform(1.5, 5.0)
+            while process.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.01)
+            if process.poll() == 0:
+                break
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        assert process.returncode == 0
+        assert kills > 0, "it was never killed"
+        for part in ("run/results.json", "run/scores", "run/units", "run/accuracy.json", "run/head.npz"):
+            assert digest(tmp_path / "rough" / part) == digest(tmp_path / "calm" / part), part
+
+
+def digest(path: Path) -> str:
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    return json.dumps([(file.name, hashlib.sha256(file.read_bytes()).hexdigest()) for file in files])
