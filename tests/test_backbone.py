@@ -679,7 +679,7 @@ def test_models_that_are_none():
 def test_logits_that_are_not_finite():
     model = seeded(Net)
     model.head.bias.data.fill_(torch.nan)
-    with pytest.raises(ValueError, match="NaN or inf for all 4 images"):
+    with pytest.raises(ValueError, match="gave NaN or infinity for 4 of 4 images"):
         Backbone(model, tap="body", head="head", after=F.relu)(images())
 
 

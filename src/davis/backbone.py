@@ -154,8 +154,9 @@ class Backbone:
         adapter = known or self._given or self._discover(images)
         activation_map, logits = self._forward(images, adapter, seen=known is not None)
         activations = summarise(activation_map, logits, statistics)
+        features = self._check(adapter, activation_map, activations.mean.detach(), logits.detach())
         if known is None:
-            features = self._check(adapter, activation_map, activations.mean.detach(), logits.detach())
+            self._check_neck(adapter, activations.mean.detach())
             self._widths = (features.shape[1], logits.shape[1])
             self._adapters[key] = adapter
         self._adapter = adapter
@@ -224,7 +225,17 @@ class Backbone:
         return activation_map, logits
 
     def _check(self, adapter: Adapter, activation_map: Map, mean: Features, logits: Logits) -> Features:
-        """The features that the head reads; an adapter that does not lead to the model's own logits is refused."""
+        """The features that the head reads; an adapter that does not lead to the model's own logits is refused.
+
+        On every batch: it costs one small product, and a model may change, or branch on what it sees.
+        """
+        bad = ~(logits.isfinite().flatten(1).all(1) & mean.isfinite().all(1))
+        if bad.any():
+            rows = bad.nonzero().flatten().tolist()
+            raise ValueError(
+                f"{type(self.model).__name__} gave NaN or infinity for {len(rows)} of {len(bad)} images "
+                f"(first: row {rows[0]}); their values are too large for it, or its weights are broken"
+            )
         where = f"tap {adapter.tap!r} and head {adapter.head!r} of {type(self.model).__name__}"
         layer = Classifier(self.model.get_submodule(adapter.head))
         with torch.no_grad():
@@ -239,13 +250,11 @@ class Backbone:
             computed = layer(features)
         if computed.shape != logits.shape:
             raise ValueError(f"{where} give logits {tuple(computed.shape)}; the model gives {tuple(logits.shape)}")
-        finite = logits.isfinite().all(1, keepdim=True)
-        if not finite.any():
-            raise ValueError(
-                f"{where} cannot be checked: the model's logits are NaN or inf for all {len(logits)} images"
-            )
-        difference = (computed - logits).abs().nan_to_num(torch.inf).where(finite, 0)
-        allowed = _tolerance(activation_map.dtype, logits.dtype) * float(logits.abs().where(finite, 0).max())
+        difference = (computed - logits).abs().nan_to_num(torch.inf)
+        # Against what the features add: a large bias must not hide a wrong map.
+        added = logits - layer.bias.detach().to(logits.dtype) if layer.is_linear else logits
+        scale = float(added.abs().max()) + 1e-2 * float(logits.abs().max())
+        allowed = _tolerance(activation_map.dtype, logits.dtype) * scale
         if float(difference.max()) > allowed:
             row, column = divmod(int(difference.argmax()), logits.shape[1])
             raise ValueError(

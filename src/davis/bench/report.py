@@ -206,8 +206,15 @@ def _context(results: Results, lines: Sequence[Line]) -> dict[str, Any]:
         "condition": None if weight is None else condition(weight),
         "features": {"mu": "μ", "sigma": "σ", "m": "m", "mu_sigma": f"μ + {results.gamma:g}σ"},
         "images": max(line.id_images for line in lines),
+        "accuracies": accuracies(results),
         "facts": {name: _fact(value) for name, value in results.facts.items() if name != "accuracy_by_spec"},
     }
+
+
+def accuracies(results: Results) -> dict[str, float]:
+    """Top-1 accuracy, in percent, of the logits that reach the scores: by what stands before the score."""
+    shares: Mapping[str, float] = results.facts.get("accuracy_by_spec", {})
+    return {spec.rpartition(" + ")[0]: 100 * share for spec, share in shares.items()}
 
 
 def _fact(value: Any) -> str:

@@ -1,0 +1,284 @@
+"""Benchmarks in TOML: what a description means, and one line on what is wrong with it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from PIL import Image
+
+import davis
+from davis.bench import describe
+from davis.bench.run import run
+from davis.catalog import DATASETS
+from davis.data import ImageError
+from davis.models import load_model
+from davis.presets import presets
+from davis.sets import FolderSet
+from davis.spec import parse
+
+MODULE = "tiny_model_of_test_describe"
+TINY = """
+import torch
+from torch import nn
+
+def make():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
+"""
+GOOD = f"""
+name = "tiny"
+methods = ["msp", "max + energy", "mean + msp"]
+
+[model]
+name = "{MODULE}:make"
+
+[preprocessing]
+size = 8
+resize = 8
+
+[id]
+fit = "train"
+test = "val"
+
+[far]
+dark = "dark"
+
+[near]
+odd = "deep/odd"
+"""
+
+
+def pictures(folder: Path, count: int, bright: int = 256) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    random = numpy.random.default_rng(count)
+    for number in range(count):
+        values = random.integers(0, bright, (8, 8, 3), dtype=numpy.uint8)
+        Image.fromarray(values).save(folder / f"{number}.png")
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a model, images and ``good.toml``."""
+    (tmp_path / f"{MODULE}.py").write_text(TINY)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, MODULE, raising=False)
+    for name, count in (("train/a", 4), ("train/b", 4), ("val/a", 3), ("val/b", 2), ("deep/odd", 4)):
+        pictures(tmp_path / name, count)
+    pictures(tmp_path / "dark", 5, bright=60)
+    (tmp_path / "good.toml").write_text(GOOD)
+    return tmp_path
+
+
+def described(place: Path, text: str = GOOD) -> dict[str, Any]:
+    (place / "some.toml").write_text(text)
+    return describe.read(str(place / "some.toml"))[0]
+
+
+def built(place: Path, text: str = GOOD, **options: Any) -> describe.Benchmark:
+    return describe.build(described(place, text), place, data=place / "data", **options)
+
+
+class TestRead:
+    def test_a_file(self, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(place.parent)
+        description, folder = describe.read(f"{place.name}/good.toml")
+        assert folder == place
+        assert description["methods"] == ["msp", "max + energy", "mean + msp"]
+        assert description["id"] == {"fit": "train", "test": "val"}
+
+    @pytest.mark.parametrize(
+        ("old", "new", "message"),
+        [
+            ('name = "tiny"', 'nane = "tiny"', "unknown field 'nane'; known: name, model"),
+            ('name = "tiny"', "name = 3", "name is 3, which is not what that field takes"),
+            ('name = "tiny"', 'name = "tiny"\ngamma = true', "gamma is True"),
+            ('name = "tiny"', 'name = "tiny"\npixel_images = 1.5', "pixel_images is 1.5"),
+            ('methods = ["msp", "max + energy", "mean + msp"]', 'methods = "msp"', "methods is 'msp'"),
+            ('methods = ["msp", "max + energy", "mean + msp"]', "", "lacks 'methods'"),
+            ('name = "tiny"', "", "lacks 'name'"),
+            (f'[model]\nname = "{MODULE}:make"', "", "lacks 'model'"),
+            (f'name = "{MODULE}:make"', 'title = "mine"', "[model] lacks 'name'"),
+            (f'name = "{MODULE}:make"', "name = 3", "[model] lacks 'name'"),
+            ('test = "val"', "", "[id] lacks 'test'"),
+            ('fit = "train"', 'images = "train"', "[id] takes fit and test, or images alone"),
+            ('[far]\ndark = "dark"\n\n[near]\nodd = "deep/odd"', "", "has no OOD set; add a table [far] or [near]"),
+            ('dark = "dark"\n\n[near]\nodd = "deep/odd"', "", "has no OOD set"),
+            ('name = "tiny"', 'name = "tiny', "is not TOML: "),
+        ],
+    )
+    def test_what_is_wrong_is_said_in_one_line(self, place: Path, old: str, new: str, message: str) -> None:
+        assert old in GOOD
+        with pytest.raises(ValueError) as error:
+            described(place, GOOD.replace(old, new))
+        assert message in str(error.value)
+        assert str(error.value).startswith(str(place / "some.toml"))
+        assert "\n" not in str(error.value)
+
+    def test_neither_file_nor_shipped(self, place: Path) -> None:
+        for source in ("nothere", str(place)):
+            with pytest.raises(
+                FileNotFoundError, match=r"no benchmark .*: no such file, and shipped are paper-cifar10"
+            ):
+                describe.read(source)
+
+
+class TestBuild:
+    def test_what_is_described(self, place: Path) -> None:
+        found = built(place, batch=3)
+        assert (found.name, found.model) == ("tiny", f"{MODULE}:make")
+        assert found.specs == ["mean + msp", "max + energy"]  # what means the same counts once
+        assert (found.fit.name, len(found.fit), found.test.name, len(found.test)) == ("train", 8, "val", 5)
+        assert {name: (len(images), group) for name, (images, group) in found.ood.items()} == {
+            "dark": (5, "far"),
+            "odd": (4, "near"),
+        }
+        assert (found.paper, found.gamma, found.pixel_images, found.capacity, found.batch) == (None, 1, 2000, 50_000, 3)
+        images, labels, _ = next(iter(found.fit.batches(0, 8)))
+        assert images.shape == (8, 3, 8, 8)
+        assert labels is not None
+        assert labels.tolist() == [0] * 4 + [1] * 4
+        torch.testing.assert_close(found.backbone(images).logits, load_model(f"{MODULE}:make")(images))
+
+    def test_its_options(self, place: Path) -> None:
+        text = 'gamma = 3\npixel_images = 7\ncapacity = 90\npaper = ["cifar10", "densenet101"]\n' + GOOD
+        found = built(place, text.replace("[preprocessing]", 'title = "Tiny"\n[preprocessing]'))
+        assert (found.gamma, found.pixel_images, found.capacity) == (3, 7, 90)
+        assert (found.paper, found.model) == (("cifar10", "densenet101"), "Tiny")
+
+    def test_weights_of_the_file_and_in_their_place(self, place: Path) -> None:
+        for name, value in (("one", 1.0), ("two", 2.0)):
+            model = load_model(f"{MODULE}:make")
+            torch.nn.init.constant_(model[4].bias, value)  # type: ignore[index, arg-type]
+            torch.save(model.state_dict(), place / f"{name}.pt")
+        text = GOOD.replace("[preprocessing]", 'weights = "one.pt"\n[preprocessing]')
+        assert built(place, text).backbone.model.get_parameter("4.bias").tolist() == [1, 1]
+        assert built(place, text, weights="two.pt").backbone.model.get_parameter("4.bias").tolist() == [2, 2]
+        with pytest.raises(FileNotFoundError, match=r"no 'gone\.pt' beside the benchmark"):
+            built(place, text, weights="gone.pt")
+
+    def test_folders_may_lie_in_the_data_directory(self, place: Path) -> None:
+        pictures(place / "data" / "elsewhere", 3)
+        found = built(place, GOOD.replace('"dark"', '"elsewhere"'))
+        assert len(found.ood["dark"][0]) == 3
+
+    def test_a_missing_folder(self, place: Path) -> None:
+        with pytest.raises(FileNotFoundError) as error:
+            built(place, GOOD.replace('dark = "dark"', 'dark = "gone/dark"'))
+        assert str(error.value) == (
+            f"no 'gone/dark' beside the benchmark ({place}) or in the data directory ({place / 'data'})"
+        )
+
+    def test_a_word_may_name_a_dataset(self, place: Path) -> None:
+        name = "dtd10"
+        (place / "data").mkdir()
+        images = numpy.zeros((DATASETS[name].count, 2, 2, 3), dtype=numpy.uint8)
+        with pytest.raises(FileNotFoundError, match=r"dtd10 .* is not in .*; to get it: "):
+            built(place, GOOD.replace('"dark"', f'"{name}"'))
+        numpy.savez(place / "data" / DATASETS[name].places[0], images=images)
+        found = built(place, GOOD.replace('"dark"', f'"{name}"'))
+        assert len(found.ood["dark"][0]) == DATASETS[name].count
+
+    def test_unknown_method(self, place: Path) -> None:
+        with pytest.raises(ValueError, match="unknown stage 'mspp' in 'mspp'; did you mean 'msp'"):
+            built(place, GOOD.replace('"msp"', '"mspp"'))
+
+    def test_unknown_preprocessing(self, place: Path) -> None:
+        with pytest.raises(ValueError, match="preprocessing has unknown 'resiz'"):
+            built(place, GOOD.replace("resize", "resiz"))
+
+    @pytest.mark.parametrize("folders", [True, False])
+    def test_id_images_are_split_in_two(self, place: Path, folders: bool) -> None:
+        source = "train" if folders else "train/a"
+        found = built(place, GOOD.replace('fit = "train"\ntest = "val"', f'images = "{source}"'))
+        assert isinstance(found.fit, FolderSet)
+        assert isinstance(found.test, FolderSet)
+        assert (found.fit.name, found.test.name) == ("fit", "test")
+        everything = sorted((place / source).rglob("*.png"))
+        assert not set(found.fit.files) & set(found.test.files)
+        assert sorted([*found.fit.files, *found.test.files]) == everything
+        assert len(found.fit) == len(found.test) == len(everything) // 2
+        assert found.fit.labels == ([0, 0, 1, 1] if folders else None)
+        assert found.fit.fingerprint() != found.test.fingerprint()
+
+    def test_only_folders_are_split(self, place: Path) -> None:
+        numpy.savez(place / "arrays.npz", images=numpy.zeros((6, 8, 8, 3), dtype=numpy.uint8))
+        with pytest.raises(ValueError, match=r"'arrays\.npz' is no folder to be split; give \[id\] fit and test"):
+            built(place, GOOD.replace('fit = "train"\ntest = "val"', 'images = "arrays.npz"'))
+
+    def test_fit_and_test_folders_of_the_same_name(self, place: Path) -> None:
+        pictures(place / "other" / "val", 3)
+        found = built(place, GOOD.replace('"train"', '"other/val"'))
+        assert (found.fit.name, found.test.name) == ("val-fit", "val")
+
+    def test_sets_of_the_same_name_are_refused(self, place: Path) -> None:
+        found = built(place, GOOD.replace("dark = ", "val = "))
+        with pytest.raises(ValueError, match="two image sets have the same name: train, val, val, odd; give each"):
+            run(found, place / "run", cache=place / "cache")
+
+    def test_broken_images_are_reported(self, place: Path) -> None:
+        (place / "dark" / "2.png").write_bytes(b"no image")
+        told: list[Path] = []
+
+        def tell(file: Path, error: ImageError) -> None:
+            told.append(file)
+
+        dark = built(place, on_error=tell).ood["dark"][0]
+        assert sum(len(images) for images, _, _ in dark.batches(0, 2)) == 4
+        assert told == [place / "dark" / "2.png"]
+
+
+class TestMethods:
+    def test_presets_stand_for_the_rows_of_the_paper(self) -> None:
+        pair = {"id": "cifar10", "arch": "densenet101"}
+        rows = list(dict.fromkeys(row.spec for row in presets(**pair)))
+        found = describe.methods({"methods": ["knn(k=7)", "presets"], "paper": list(pair.values())})
+        assert found == ["mean + knn(k=7)", *[spec for spec in rows if spec != "mean + knn(k=7)"]]
+
+    def test_presets_need_the_pair(self) -> None:
+        with pytest.raises(ValueError, match=r"'presets' needs paper = \[id, arch\]"):
+            describe.methods({"methods": ["presets"]})
+        with pytest.raises(ValueError, match="unknown arch for cifar10: 'nonet'"):
+            describe.methods({"methods": ["presets"], "paper": ["cifar10", "nonet"]})
+
+    def test_without(self) -> None:
+        given = {"methods": ["msp", "max + energy", "knn"], "without": ["mean + msp", "vim", "max+energy"]}
+        assert describe.methods(given) == ["mean + knn"]
+
+    def test_without_pixels(self) -> None:
+        specs = [davis.canonical(text) for text in ("odin + msp", "energy", "adascale_a", "max + knn")]
+        assert describe.without_pixels(specs) == ["mean + energy", "max + knn"]
+
+
+class TestShipped:
+    @pytest.mark.parametrize("name", list(describe.shipped()))
+    def test_is_sound(self, name: str) -> None:
+        text = describe.shipped()[name]
+        description, folder = describe.read(name)
+        assert folder == Path.cwd()
+        assert description["name"] == name
+        assert text.startswith("# ")  # what `davis bench --shipped` says of it
+        specs = describe.methods(description)
+        assert specs
+        assert specs == list(dict.fromkeys(davis.canonical(spec) for spec in specs))
+        assert not set(specs) & {davis.canonical(method) for method in description.get("without", [])}
+        assert all(parse(spec) for spec in specs)
+
+    @pytest.mark.parametrize("name", list(describe.shipped()))
+    def test_its_sets_and_its_model_are_known(self, name: str) -> None:
+        description = describe.read(name)[0]
+        sets = [
+            *description["id"].values(),
+            *description.get("far", {}).values(),
+            *description.get("near", {}).values(),
+        ]
+        assert set(sets) <= set(DATASETS)
+        assert description["id"]["fit"] != description["id"]["test"]
+        module, factory = description["model"]["name"].split(":")
+        assert hasattr(__import__(module, fromlist=[factory]), factory)
+        if "paper" in description:
+            assert presets(id=description["paper"][0], arch=description["paper"][1])
