@@ -179,12 +179,13 @@ class TestBench:
         folder, first = finished
         results = contents(folder, [*REPORTS, "results.json", "benchmark.json", "scores/crops.npz"])
         taken = passes(folder)
+        timings = json.loads((folder / "timings.json").read_text())
         assert len(taken) == 3
         again = run("bench", "digits.toml", "--json")
         assert (again.status, again.shown) == (0, first.shown)
         assert passes(folder) == taken
         assert contents(folder, list(results)) == results
-        assert not [step for step in json.loads((folder / "timings.json").read_text()) if step.startswith("score")]
+        assert json.loads((folder / "timings.json").read_text()) == timings
 
     def test_it_goes_on_where_it_was(self, run: Run, finished: tuple[Path, Result], workplace: Path) -> None:
         """One set is lost, as if the run had been killed before it: that one is taken anew, to the same bytes."""
@@ -216,7 +217,7 @@ class TestBench:
         before = contents(folder, [*REPORTS, "results.json"])
         assert_fails(
             run("bench", "digits.toml", "--method", "vim"),
-            f"{Path('runs', 'digits')} holds another benchmark, or this one with other data or methods",
+            f"{Path('runs', 'digits')} holds another benchmark, or this one with other data, methods or options",
         )
         assert contents(folder, list(before)) == before
 
@@ -286,7 +287,11 @@ class TestBrokenImages:
         done = run(*self.GIVEN, "--out", "skipped")
         assert done.status == 1
         where = (workplace / "broken" / "3.png").resolve()
-        assert done.err.splitlines() == [f"skipped: cannot read {where}: not an image, or of an unknown kind"]
+        left_out = "1 pictures of broken could not be read and were left out"
+        assert done.err.splitlines() == [f"skipped: cannot read {where}: not an image, or of an unknown kind", left_out]
+        again = run(*self.GIVEN, "--out", "skipped")
+        assert (again.status, again.err.splitlines()) == (1, [left_out])
+        assert_fails(run(*self.GIVEN, "--out", "skipped", "--strict"), "left out in an earlier run")
         assert done.shown["rows"][0]["detector"] == "mean + msp"
         with numpy.load(workplace / "skipped" / "scores" / "broken.npz") as scores:
             assert scores["mean + msp"].shape == (8,)
@@ -376,7 +381,7 @@ class TestData:
     def test_text(self, run: Run, tmp_path: Path) -> None:
         done = run("data", "list", "--data", tmp_path)
         lines = done.out.splitlines()
-        assert lines[0].split() == ["name", "state", "images", "role", "what", "how", "to", "get", "it"]
+        assert lines[0].split() == ["name", "state", "images", "found", "role", "what", "how", "to", "get", "it"]
         assert [line.split()[:2] for line in lines[1:]] == [[name, "missing"] for name in DATASETS]
 
     def test_get_what_is_unknown(self, run: Run, tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ class TestWheel:
         assert metadata["Version"] == davis.__version__
         assert metadata["License-Expression"] == "Apache-2.0"
         assert metadata["Requires-Python"] == ">=3.10"
-        assert set(metadata.get_all("Provides-Extra", [])) == {"timm", "hf", "demo", "dev"}
+        assert set(metadata.get_all("Provides-Extra", [])) == {"timm", "hf", "bench", "demo", "dev"}
 
     def test_needs_little(self, metadata: Message) -> None:
         requirements = [Requirement(text) for text in metadata.get_all("Requires-Dist", [])]

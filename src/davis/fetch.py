@@ -33,7 +33,7 @@ Progress: TypeAlias = Callable[[str, int, int], None]  # what, bytes so far, byt
 Arrays: TypeAlias = tuple[Pictures, Labels]
 
 
-class FetchError(RuntimeError):
+class FetchError(OSError):
     """A dataset that could not be had from anywhere; says what was tried and what to do by hand."""
 
 

@@ -282,3 +282,18 @@ class TestShipped:
         assert hasattr(__import__(module, fromlist=[factory]), factory)
         if "paper" in description:
             assert presets(id=description["paper"][0], arch=description["paper"][1])
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (("[preprocessing]", 'wieghts = "x"\n[preprocessing]'), "takes name, weights and title"),
+        (('dark = "dark"', "dark = 3"), "stands where a text is expected"),
+        (("[near]", '[near]\ndark = "dark"'), "both near and far"),
+        (('name = "', 'paper = ["cifar10"]\nname = "'), "paper is \\[id, arch\\]"),
+        (('name = "', 'capacity = 0\nname = "'), "capacity must be at least 1"),
+    ],
+)
+def test_descriptions_that_would_be_misread(place: Path, change: tuple[str, str], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        built(place, GOOD.replace(*change, 1))

@@ -57,6 +57,11 @@ class Cached:
         return int(self.record["rows"])
 
     @property
+    def skipped(self) -> int:
+        """Pictures of the set that could not be decoded."""
+        return int(self.record["position"]) - len(self)
+
+    @property
     def seconds(self) -> float:
         """Wall-clock seconds of the passes that filled it."""
         return float(self.record["seconds"])

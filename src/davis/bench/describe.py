@@ -23,6 +23,7 @@ model's own, and the method ``presets`` stands for all rows of the paper of the 
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Mapping
 from importlib import resources
@@ -104,7 +105,26 @@ def check(description: Mapping[str, Any], place: str) -> dict[str, Any]:
             raise ValueError(f"{place}: [{key}] lacks {inner!r}")
     if {*description["id"]} - {inner for key, inner in wanted if key == "id"}:
         raise ValueError(f"{place}: [id] takes fit and test, or images alone, which are then split in two")
-    if not {**description.get("near", {}), **description.get("far", {})}:
+    if {*description["model"]} - {"name", "weights", "title"}:
+        raise ValueError(f"{place}: [model] takes name, weights and title, not {', '.join(description['model'])}")
+    near, far = description.get("near", {}), description.get("far", {})
+    texts = [*description["methods"], *description.get("without", []), *near.values(), *far.values()]
+    texts += [*description["model"].values(), *description["id"].values()]
+    wrong = [value for value in texts if not isinstance(value, str)]
+    if wrong:
+        raise ValueError(f"{place}: {wrong[0]!r} stands where a text is expected")
+    if {*near} & {*far}:
+        raise ValueError(f"{place}: {', '.join({*near} & {*far})} is both near and far; choose one")
+    if len(description.get("paper", ["id", "arch"])) != 2:
+        raise ValueError(f'{place}: paper is [id, arch], such as ["cifar10", "densenet101"]')
+    if description["id"].get("fit") is not None and description["id"]["fit"] == description["id"].get("test"):
+        raise ValueError(f"{place}: [id] fit and test are the same; give other images, or images = FOLDER to split it")
+    for key in ("capacity", "pixel_images"):
+        if description.get(key, 1) < 1:
+            raise ValueError(f"{place}: {key} must be at least 1")
+    if Path(description["name"]).name != description["name"]:
+        raise ValueError(f"{place}: {description['name']!r} cannot name a benchmark: a folder is named after it")
+    if not {**near, **far}:
         raise ValueError(f"{place} has no OOD set; add a table [far] or [near] with name = path")
     return dict(description)
 
@@ -122,8 +142,10 @@ def build(
     """The benchmark that a description means, with its model loaded and its images found."""
     name, chosen = description["model"]["name"], weights or description["model"].get("weights", "default")
     if chosen not in ("default", "none"):
-        chosen = str(_locate(chosen, folder, data))
-    model = place_on(load_model(name, weights=chosen), device)
+        given = Path.cwd() / chosen  # on the command line, paths start where the user is
+        chosen = str(given if weights and given.is_file() else _locate(chosen, folder, data))
+    with contextlib.redirect_stdout(sys.stderr):  # a user's module may print, and stdout is for results
+        model = place_on(load_model(name, weights=chosen), device)
     preprocessing = preprocessing_of(name, model)
     if "preprocessing" in description:
         preprocessing = Preprocessing.from_dict(preprocessing.to_dict() | description["preprocessing"])

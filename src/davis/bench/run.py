@@ -61,11 +61,17 @@ def run(benchmark: Benchmark, folder: Path, *, cache: Path, watch: Watch = _sile
     Results do not depend on where a run was cut off: the same benchmark gives the same bytes.
     """
     detectors = [Detector(benchmark.backbone, spec) for spec in benchmark.specs]
+    if not detectors:
+        raise ValueError("the benchmark has no methods left to run")
     if len({detector.spec for detector in detectors}) < len(detectors):
         raise ValueError("the benchmark names a detector twice; specs that mean the same count as one")
     names = [name for name, _ in _sets(benchmark)]
     if len(set(names)) < len(names):
         raise ValueError(f"two image sets have the same name: {', '.join(names)}; give each its own")
+    for name in names:
+        if not name or Path(name).name != name:
+            raise ValueError(f"{name!r} cannot name an image set: its files are named after it")
+    _check_free(folder)
     seconds: dict[str, float] = {}
     statistics = set(STATISTICS).union(*(detector.reads for detector in detectors))
     caches = {}
@@ -80,7 +86,7 @@ def run(benchmark: Benchmark, folder: Path, *, cache: Path, watch: Watch = _sile
     missing = [name for name, _ in _scored_sets(benchmark) if not _file(folder, name).is_file()]
     if missing:
         _fit(benchmark, cached, moving, caches, watch)
-    seconds["fit"] = time.perf_counter() - began
+        seconds["fit"] = time.perf_counter() - began
     for name, images in _scored_sets(benchmark):
         if name not in missing:
             continue
@@ -99,7 +105,9 @@ def run(benchmark: Benchmark, folder: Path, *, cache: Path, watch: Watch = _sile
         save_arrays(folder / "head.npz", {name: part.detach().cpu().numpy() for name, part in parts.items()})
     results = _results(benchmark, folder, [detector.spec for detector in detectors], caches)
     save(results, folder)
-    write_atomically(folder / "timings.json", (json.dumps(seconds, indent=1) + "\n").encode())
+    known = folder / "timings.json"
+    earlier = json.loads(known.read_text(encoding="utf-8")) if known.is_file() else {}
+    write_atomically(known, (json.dumps(earlier | seconds, indent=1) + "\n").encode())
     return results
 
 
@@ -122,7 +130,15 @@ def _filled(benchmark: Benchmark, images: ImageSet, statistics: set[str], cache:
         step(position - done)
         done = position
 
-    return fill(cache, benchmark.backbone, images, dtype=benchmark.dtype, batch=benchmark.batch, progress=progress)
+    return fill(
+        cache,
+        benchmark.backbone,
+        images,
+        statistics=statistics,
+        dtype=benchmark.dtype,
+        batch=benchmark.batch,
+        progress=progress,
+    )
 
 
 def _claim(folder: Path, benchmark: Benchmark, caches: Mapping[str, Cached]) -> None:
@@ -138,15 +154,21 @@ def _claim(folder: Path, benchmark: Benchmark, caches: Mapping[str, Cached]) -> 
     }
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     file = folder / "benchmark.json"
+    _check_free(folder)
     if file.is_file():
         if json.loads(file.read_text(encoding="utf-8")).get("sha256") != digest:
             raise ValueError(
-                f"{folder} holds another benchmark, or this one with other data or methods; choose another folder"
+                f"{folder} holds another benchmark, or this one with other data, methods or options; "
+                "choose another folder"
             )
         return
-    if folder.is_dir() and any(entry.name != "cache" for entry in folder.iterdir()):
-        raise ValueError(f"{folder} is not empty and holds no benchmark; choose another folder")
     write_atomically(file, (json.dumps(identity | {"sha256": digest}, indent=1) + "\n").encode())
+
+
+def _check_free(folder: Path) -> None:
+    taken = folder.is_dir() and not (folder / "benchmark.json").is_file()
+    if taken and any(entry.name != "cache" for entry in folder.iterdir()):
+        raise ValueError(f"{folder} is not empty and holds no benchmark; choose another folder")
 
 
 def _file(folder: Path, name: str) -> Path:
@@ -236,6 +258,7 @@ def _results(benchmark: Benchmark, folder: Path, specs: list[str], caches: Mappi
         "fit_images": {"set": benchmark.fit.name, "images": len(caches[benchmark.fit.name])},
         "pixel_images": benchmark.pixel_images,
         "dtype": benchmark.dtype,
+        "skipped": {name: cached.skipped for name, cached in caches.items() if cached.skipped},
         "accuracy_by_spec": accuracy["by_spec"],
     }
     return Results(

@@ -84,9 +84,13 @@ def bench(
         built = replace(built, dtype="float16")
     out = out or Path("runs") / built.name
     results = run(built, out, cache=cache or out / "cache", watch=_watch)
+    if strict and results.facts["skipped"]:
+        raise ValueError(f"pictures were left out in an earlier run: {results.facts['skipped']}; repair or remove them")
     files = write_reports(results, out)
     _show(results, files, as_json)
-    return 1 if skipped.files else 0
+    for name, count in results.facts["skipped"].items():
+        note(f"{count} pictures of {name} could not be read and were left out")
+    return 1 if results.facts["skipped"] else 0
 
 
 def report(
@@ -111,6 +115,7 @@ def list_data(data: DataDir = None, as_json: Json = False) -> None:
             "name": row.dataset.name,
             "state": row.state,
             "images": row.dataset.count,
+            "found": row.found,
             "role": row.dataset.role,
             "what": row.dataset.what,
             "path": str(row.path),
@@ -152,11 +157,13 @@ def _from_options(model: str, id: Path | None, fit: Path | None, ood: list[Path]
 
     if id is None or not ood:
         raise ValueError("--model needs --id FOLDER and at least one --ood FOLDER")
+    if len({path.resolve().name for path in ood}) < len(ood):
+        raise ValueError("two --ood folders have the same name; rename one, or write a TOML file that names them")
     description: dict[str, Any] = {
         "name": Path(model.replace(":", "-")).name,
         "model": {"name": model},
         "id": {"fit": str(fit.resolve()), "test": str(id.resolve())} if fit else {"images": str(id.resolve())},
-        "far": {path.name: str(path.resolve()) for path in ood},
+        "far": {path.resolve().name: str(path.resolve()) for path in ood},
         "methods": list(DEFAULT_METHODS),
     }
     if size is not None:
