@@ -3,8 +3,7 @@
 pip install pytorch-ood==0.4.0 && python benchmarks/peers.py [--images 400]
 
 Both fit on the same images and score the same images with ResNet-18 at 224 px: MSP, MaxLogit, Energy, GEN, ODIN,
-ReAct, DICE, ASH-S, KNN, ViM. pytorch-ood is used as its README shows, one detector after the other, with features
-extracted once where its interface takes features.
+ReAct, DICE, ASH-S, KNN, ViM. pytorch-ood is used as its README shows, one detector after the other.
 """
 
 from __future__ import annotations
@@ -71,21 +70,21 @@ def by_davis(model: nn.Module, fit: list[Tensor], test: list[Tensor], odin: bool
 def by_pytorch_ood(model: Any, fit: list[Tensor], test: list[Tensor], odin: bool) -> dict[str, Tensor]:
     from pytorch_ood import detector as peers
 
-    layers = nn.Sequential(*list(model.children())[:-1], nn.Flatten())
-    head = model.fc
-    weight, bias = head.weight, head.bias
+    parts = list(model.children())
+    maps, tail = nn.Sequential(*parts[:-2]), nn.Sequential(parts[-2], nn.Flatten(), parts[-1])
+    encoder = nn.Sequential(*parts[:-1], nn.Flatten())
+    weight, bias = model.fc.weight.detach(), model.fc.bias.detach()
     loader = [(batch, torch.zeros(len(batch), dtype=torch.int64)) for batch in fit]
-    entropy = getattr(peers, "GEN", None) or peers.Entropy
     methods: dict[str, Any] = {
         "msp": peers.MaxSoftmax(model),
         "maxlogit": peers.MaxLogit(model),
         "energy": peers.EnergyBased(model),
-        "gen": entropy(model),
-        "react": peers.ReAct(backbone=layers, head=head),
-        "dice": peers.DICE(model=layers, w=weight, b=bias, p=70),
-        "ash_s": peers.ASH(backbone=layers, head=head, variant="ash-s"),
-        "knn": peers.KNN(layers),
-        "vim": peers.ViM(layers, d=256, w=weight, b=bias),
+        "gen": peers.GEN(model, M=100),
+        "react": peers.ReAct(maps, tail),
+        "dice": peers.DICE(encoder, weight, bias, 0.7),
+        "ash_s": peers.ASH(maps, tail, variant="ash-s", percentile=0.9),
+        "knn": peers.KNN(encoder, k=50),
+        "vim": peers.ViM(encoder, 256, weight, bias),
     }
     if odin:
         methods["odin"] = peers.ODIN(model)

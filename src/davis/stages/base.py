@@ -175,11 +175,11 @@ class NeighbourScore(Score):
     bank: Tensor
 
     def search(self, features: Features, k: int) -> Tensor:
-        """(batch, k) places in the bank, nearest first."""
+        """(batch, k) float64 squared distances to the nearest rows of the bank, nearest first."""
         raise NotImplementedError
 
-    def from_neighbours(self, features: Features, nearest: Tensor) -> Scores:
-        """The score, given the k nearest."""
+    def from_neighbours(self, features: Features, squares: Tensor) -> Scores:
+        """The score, given the squared distances to the k nearest."""
         raise NotImplementedError
 
     def forward(self, features: Features, logits: Logits, classifier: Classifier) -> Scores:

@@ -53,9 +53,9 @@ class Knn(NeighbourScore, name="knn"):
     def search(self, features: Features, k: int) -> Tensor:
         return _nearest(self._queries(features), self.bank, self.centre, k)
 
-    def from_neighbours(self, features: Features, nearest: Tensor) -> Scores:
-        chosen = nearest[:, -1:] if self.reduction == "kth" else nearest
-        return -_distances(self._queries(features), self.bank, chosen, self.squared).mean(1)
+    def from_neighbours(self, features: Features, squares: Tensor) -> Scores:
+        distances = squares if self.squared else squares.sqrt()
+        return -(distances[:, -1] if self.reduction == "kth" else distances.mean(1))
 
     def _queries(self, features: Features) -> Features:
         return _unit(features) if self.normalize else features
@@ -147,11 +147,10 @@ class CombOod(NeighbourScore, name="combood"):
     def search(self, features: Features, k: int) -> Tensor:
         return _nearest(_unit(features), self.bank, self.centre, k)
 
-    def from_neighbours(self, features: Features, nearest: Tensor) -> Scores:
-        unit = _unit(features)
+    def from_neighbours(self, features: Features, squares: Tensor) -> Scores:
         # A copy of a training image has distance 0; its logarithm is bounded.
-        q = _distances(unit, self.bank, nearest[:, -1:], squared=True)[:, 0].clamp_min(1e-12)
-        return -sqrt(features.shape[1]) * q.log() - self.distance(unit)
+        q = squares[:, -1].clamp_min(1e-12)
+        return -sqrt(features.shape[1]) * q.log() - self.distance(_unit(features))
 
 
 def yeo_johnson(values: Tensor, power: Tensor) -> Tensor:
@@ -198,7 +197,7 @@ def _unit(features: Features) -> Features:
 
 
 def _nearest(queries: Features, bank: Features, centre: Tensor, k: int) -> Tensor:
-    """(batch, k) places of the nearest bank rows, nearest first. A matrix product; cdist does not export.
+    """(batch, k) squared distances to the nearest bank rows, nearest first. By a product; cdist does not export.
 
     Distances do not depend on the origin but the rounding of a product does, so it is taken around the bank's centre,
     and some more candidates than wanted are ranked again by plain differences.
@@ -207,15 +206,12 @@ def _nearest(queries: Features, bank: Features, centre: Tensor, k: int) -> Tenso
     centred = bank - centre
     closeness = (queries - centre) @ centred.T - centred.square().sum(1) / 2
     candidates = closeness.topk(min(len(bank), k + k // 4 + 8), dim=1).indices
-    distances = torch.stack([(queries - bank[place]).square().sum(1) for place in candidates.unbind(1)], 1)
-    return candidates.gather(1, distances.topk(k, dim=1, largest=False).indices)
+    squares = [(queries - bank[place]).square().sum(1, dtype=_sum_type(queries)) for place in candidates.unbind(1)]
+    return torch.stack(squares, 1).topk(k, dim=1, largest=False).values
 
 
-def _distances(queries: Features, bank: Features, chosen: Tensor, squared: bool) -> Tensor:
-    """(batch, chosen) float64 distances by differences, free of the product form's cancellation."""
-    columns = [(double(queries) - double(bank[index])).square().sum(1) for index in chosen.unbind(1)]
-    squares = torch.stack(columns, 1)
-    return squares if squared else squares.sqrt()
+def _sum_type(features: Features) -> torch.dtype:
+    return torch.float32 if features.device.type == "mps" else torch.float64
 
 
 def _check_bank(stage: Score, k: int, rows: int) -> None:
