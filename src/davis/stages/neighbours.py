@@ -47,18 +47,18 @@ class Knn(NeighbourScore, name="knn"):
     def fit(self, statistics: Statistics, classifier: Classifier) -> None:
         features = statistics.sample.features
         _check_bank(self, self.k, len(features))
-        self.bank = _unit(features) if self.normalize else features
-        self.centre = self.bank.mean(0)
+        rows = _unit(features) if self.normalize else features
+        # Distances do not depend on the origin but the rounding of a product does: around the centre it is small.
+        self.centre = rows.mean(0)
+        self.bank = rows - self.centre
 
     def search(self, features: Features, k: int) -> Tensor:
-        return _nearest(self._queries(features), self.bank, self.centre, k)
+        rows = _unit(features) if self.normalize else features
+        return _nearest(rows - self.centre.to(rows.dtype), self.bank, k)
 
     def from_neighbours(self, features: Features, squares: Tensor) -> Scores:
         distances = squares if self.squared else squares.sqrt()
         return -(distances[:, -1] if self.reduction == "kth" else distances.mean(1))
-
-    def _queries(self, features: Features) -> Features:
-        return _unit(features) if self.normalize else features
 
 
 @final
@@ -121,9 +121,10 @@ class CombOod(NeighbourScore, name="combood"):
     def fit(self, statistics: Statistics, classifier: Classifier) -> None:
         features = statistics.sample.features
         _check_bank(self, self.k, len(features))
-        self.bank = _unit(features)
-        self.centre = self.bank.mean(0)
-        self.fit_transform(self.bank)
+        unit = _unit(features)
+        self.centre = unit.mean(0)
+        self.bank = unit - self.centre
+        self.fit_transform(unit)
 
     def fit_transform(self, vectors: Tensor) -> None:
         """Fit the standardisation, the power transform and the precision matrix on any vectors."""
@@ -145,7 +146,8 @@ class CombOod(NeighbourScore, name="combood"):
         return ((normal @ self.precision) * normal).sum(1)
 
     def search(self, features: Features, k: int) -> Tensor:
-        return _nearest(_unit(features), self.bank, self.centre, k)
+        unit = _unit(features)
+        return _nearest(unit - self.centre.to(unit.dtype), self.bank, k)
 
     def from_neighbours(self, features: Features, squares: Tensor) -> Scores:
         # A copy of a training image has distance 0; its logarithm is bounded.
@@ -196,15 +198,13 @@ def _unit(features: Features) -> Features:
     return (features / torch.where(norms > 0, norms, 1)).to(features.dtype)
 
 
-def _nearest(queries: Features, bank: Features, centre: Tensor, k: int) -> Tensor:
+def _nearest(queries: Features, bank: Features, k: int) -> Tensor:
     """(batch, k) squared distances to the nearest bank rows, nearest first. By a product; cdist does not export.
 
-    Distances do not depend on the origin but the rounding of a product does, so it is taken around the bank's centre,
-    and some more candidates than wanted are ranked again by plain differences.
+    The product finds some more candidates than wanted; plain differences rank them again.
     """
-    bank, centre = bank.to(queries.dtype), centre.to(queries.dtype)
-    centred = bank - centre
-    closeness = (queries - centre) @ centred.T - centred.square().sum(1) / 2
+    bank = bank.to(queries.dtype)
+    closeness = torch.addmm(bank.square().sum(1), queries, bank.T, beta=-0.5)
     candidates = closeness.topk(min(len(bank), k + k // 4 + 8), dim=1).indices
     squares = [(queries - bank[place]).square().sum(1, dtype=_sum_type(queries)) for place in candidates.unbind(1)]
     return torch.stack(squares, 1).topk(k, dim=1, largest=False).values
