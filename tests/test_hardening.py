@@ -22,6 +22,11 @@ FIT = [models.photos(60, 1)]
 TEST = models.photos(6, 2)
 
 
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
 @pytest.mark.parametrize(
     "spec", ["react + energy", "bats + energy", "laps(m=1) + energy", "react + knn(k=3)", "energy"]
 )
@@ -83,7 +88,7 @@ def test_godin_in_training_mode_leaves_the_model_alone() -> None:
     expected, before = detector(TEST).score, {k: v.clone() for k, v in model.state_dict().items()}
     model.train()
     assert torch.equal(detector(TEST).score, expected)
-    assert torch.equal(detector(TEST[:1]).score, expected[:1])
+    torch.testing.assert_close(detector(TEST[:1]).score, expected[:1])
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
