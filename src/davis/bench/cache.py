@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
@@ -103,7 +104,8 @@ def fill(
     """The activations of an image set: from the cache where they are, else by a pass, begun or resumed.
 
     The folder's name is a digest of the weights, the way the model is read, the preprocessing, the pictures and the
-    options. Rows are written in place; how many of them are sound is recorded, atomically, every few seconds.
+    options. A finished pass that kept more statistics than are asked for serves as well. Rows are written in place;
+    how many of them are sound is recorded, atomically, every few seconds.
     """
     if dtype not in ("float32", "float16"):
         raise ValueError(f"activations are kept in float32 or float16, not {dtype!r}")
@@ -118,12 +120,25 @@ def fill(
         "dtype": dtype,
         "batch": batch,
     }
-    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-    folder = root / f"{images.name}-{digest[:20]}"
+    folder = _place(root, images.name, identity)
     if not (folder / "record.json").is_file():
         _create(folder, backbone, images, identity)
     _resume(folder, backbone, images, progress)
     return Cached(folder)
+
+
+def _place(root: Path, name: str, identity: dict[str, Any]) -> Path:
+    """Where a pass is kept, or a finished one that kept this and more."""
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    own = root / f"{name}-{digest[:20]}"
+    if (own / "record.json").is_file():
+        return own
+    for file in sorted(root.glob(f"{glob.escape(name)}-*/record.json")):
+        record = _read_record(file.parent)
+        same = all(record.get(key) == value for key, value in identity.items() if key != "statistics")
+        if same and record["complete"] and {*identity["statistics"]} <= {*record["statistics"]}:
+            return file.parent
+    return own
 
 
 def weights_sha256(backbone: Backbone) -> str:
