@@ -6,9 +6,8 @@ import hashlib
 import json
 import math
 import os
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
 import safetensors.torch
 import torch
@@ -17,11 +16,13 @@ from torch import Tensor, nn
 
 from davis import __version__
 from davis.backbone import Backbone
-from davis.calibrate import Calibration
+from davis.calibrate import Calibration, Kind
 from davis.detector import Detector
+from davis.sketch import Sketch
 
-FORMAT = 1
+FORMAT = 2
 JSON, TENSORS = "detector.json", "detector.safetensors"
+_CALIBRATION, _COUNTS, _HASHES = "calibration.scores", "fit.class_counts", "fit.hashes"
 _NEXT = ".next"  # a file that is written but not yet in place
 
 _FIELDS: dict[str, tuple[type, ...]] = {
@@ -48,20 +49,34 @@ def save(detector: Detector, folder: str | os.PathLike[str]) -> Path:
     if path.is_file():
         raise ValueError(f"{path} is a file; a detector is saved into a folder")
     path.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in _buffers(detector).items()}
-    packed = safetensors.torch.save(tensors)
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in _tensors(detector).items()}
     record = {
         "format": FORMAT,
         "spec": detector.spec,
-        "calibration": None if detector.calibration is None else asdict(detector.calibration),
+        "calibration": None if detector.calibration is None else _described(detector.calibration),
         "backbone": detector.backbone.describe(),
         "head_sha256": head_sha256(detector.backbone),
         "images_seen": detector.images_seen,
         "preprocessing": detector.preprocessing,
-        "tensors": {name: [str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in tensors.items()},
-        "tensors_sha256": hashlib.sha256(packed).hexdigest(),
         "versions": {"davis": __version__, "torch": torch.__version__},
     }
+    _write_both(path, record, tensors)
+    return path
+
+
+def recalibrate(folder: str | os.PathLike[str], calibration: Calibration) -> None:
+    """Give a saved detector another calibration, from scores of its own; needs no model."""
+    path = Path(folder)
+    record, tensors = read_record(path), _unpacked(_read(path / TENSORS), path)
+    record["calibration"] = _described(calibration)
+    tensors[_CALIBRATION] = calibration.scores
+    _write_both(path, record, tensors)
+
+
+def _write_both(path: Path, record: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    packed = safetensors.torch.save(tensors)
+    described = {name: [str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in sorted(tensors.items())}
+    record = record | {"tensors": described, "tensors_sha256": hashlib.sha256(packed).hexdigest()}
     text = json.dumps(record, indent=2, allow_nan=False) + "\n"
     _write(path / (TENSORS + _NEXT), packed)
     _write(path / (JSON + _NEXT), text.encode())
@@ -69,18 +84,13 @@ def save(detector: Detector, folder: str | os.PathLike[str]) -> Path:
     # that belongs to them from the .next file.
     os.replace(path / (TENSORS + _NEXT), path / TENSORS)
     os.replace(path / (JSON + _NEXT), path / JSON)
-    return path
 
 
 def load(folder: str | os.PathLike[str], model: nn.Module | Backbone) -> Detector:
     """The detector that was saved in a folder, on the classifier that it was fitted for."""
     path = Path(folder)
     packed = _read(path / TENSORS)
-    record = read_record(path)
-    try:
-        tensors = safetensors.torch.load(packed)
-    except SafetensorError as error:
-        raise ValueError(f"{path / TENSORS} is not a readable safetensors file: {error}") from None
+    record, tensors = read_record(path), _unpacked(packed, path)
     backbone = _backbone(model, record["backbone"], path)
     if head_sha256(backbone) != record["head_sha256"]:
         raise ValueError(
@@ -88,12 +98,16 @@ def load(folder: str | os.PathLike[str], model: nn.Module | Backbone) -> Detecto
             f"({record['backbone'].get('model')}, head {record['backbone'].get('head')!r}); load that model or fit anew"
         )
     detector = Detector(backbone, record["spec"])
+    calibrated, counts, hashes = (tensors.pop(name, None) for name in (_CALIBRATION, _COUNTS, _HASHES))
     _fill(detector, tensors, record["tensors"], path)
     if hashlib.sha256(packed).hexdigest() != record["tensors_sha256"]:
         raise ValueError(
             f"{path / TENSORS} was changed after it was saved (its sha256 differs); save the detector anew"
         )
-    detector.calibration = _calibration(record["calibration"], path)
+    classes = cast(int, backbone.describe()["classes"])
+    detector.calibration = _calibration(record["calibration"], calibrated, classes, path)
+    detector.class_counts = counts
+    detector.sketch = Sketch(hashes)
     detector.images_seen = record["images_seen"]
     detector.preprocessing = record["preprocessing"]
     _try(detector, path)
@@ -121,6 +135,43 @@ def head_sha256(backbone: Backbone) -> str:
         digest.update(f"{name} {values.dtype} {tuple(values.shape)}".encode())
         digest.update(values.flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+def saved_calibration(folder: str | os.PathLike[str]) -> Calibration | None:
+    """The calibration of a saved detector; needs no model."""
+    path = Path(folder)
+    record, tensors = read_record(path), _unpacked(_read(path / TENSORS), path)
+    return _calibration(record["calibration"], tensors.get(_CALIBRATION), None, path)
+
+
+def _unpacked(packed: bytes, path: Path) -> dict[str, Tensor]:
+    try:
+        return safetensors.torch.load(packed)
+    except SafetensorError as error:
+        raise ValueError(f"{path / TENSORS} is not a readable safetensors file: {error}") from None
+
+
+def _tensors(detector: Detector) -> dict[str, Tensor]:
+    """All that goes into the file of tensors."""
+    found = _buffers(detector)
+    if detector.calibration is not None:
+        found[_CALIBRATION] = detector.calibration.scores
+    if detector.class_counts is not None:
+        found[_COUNTS] = detector.class_counts
+    if len(detector.sketch.hashes):
+        found[_HASHES] = detector.sketch.hashes
+    return found
+
+
+def _described(calibration: Calibration) -> dict[str, Any]:
+    """What of a calibration is text; its scores are a tensor."""
+    return {
+        "kind": calibration.kind,
+        "tpr": calibration.tpr,
+        "delta": calibration.delta,
+        "sizes": list(calibration.sizes),
+        "groups": None if calibration.groups is None else list(calibration.groups),
+    }
 
 
 def _buffers(detector: Detector) -> dict[str, Tensor]:
@@ -177,16 +228,55 @@ def _backbone(model: nn.Module | Backbone, described: dict[str, Any], path: Path
     return backbone
 
 
-def _calibration(value: dict[str, Any] | None, path: Path) -> Calibration | None:
-    if value is None:
+def _calibration(
+    value: dict[str, Any] | None, scores: Tensor | None, classes: int | None, path: Path
+) -> Calibration | None:
+    if value is None and scores is None:
         return None
-    kinds = {"threshold": (float, int), "tpr": (float,), "count": (int,)}
-    sound = value.keys() == kinds.keys() and all(type(value[name]) in kind for name, kind in kinds.items())
-    if not sound or not 0 < value["tpr"] < 1 or value["count"] < 1 or abs(value["threshold"]) > 1e300:
+    try:
+        if value is None or scores is None:
+            raise ValueError(f"{'the text' if value is None else 'the scores'} of it are missing")
+        return _sound_calibration(value, scores, classes)
+    except (ValueError, TypeError, KeyError, IndexError) as error:
+        raise ValueError(f"{path / JSON}: its calibration is broken: {error}; calibrate the detector anew") from None
+
+
+def _sound_calibration(value: dict[str, Any], scores: Tensor, classes: int | None) -> Calibration:
+    if value.keys() != {"kind", "tpr", "delta", "sizes", "groups"}:
+        raise ValueError(f"it has the fields {', '.join(sorted(value))}")
+    sizes, groups = value["sizes"], value["groups"]
+    if not isinstance(sizes, list) or not all(type(size) is int and size > 0 for size in sizes):
+        raise ValueError(f"sizes are {sizes!r}")
+    if scores.dtype != torch.float64 or scores.shape != (sum(sizes),) or not scores.isfinite().all():
         raise ValueError(
-            f"{path / JSON}: calibration must hold a threshold, a tpr in (0, 1) and a count, got {value!r}"
+            f"its scores are {scores.dtype} {tuple(scores.shape)}, not {sum(sizes)} finite float64 numbers"
         )
-    return Calibration(float(value["threshold"]), value["tpr"], value["count"])
+    if any(bool((part.diff() < 0).any()) for part in scores.split(sizes)):
+        raise ValueError("its scores are not in order")
+    if groups is None and len(sizes) != 1:
+        raise ValueError(f"{len(sizes)} groups and no classes in them")
+    if groups is not None:
+        known = isinstance(groups, list) and all(type(group) is int for group in groups)
+        if not known or set(groups) != set(range(len(sizes))) or len(groups) != (classes or len(groups)):
+            raise ValueError("its groups are not those of the model's classes")
+    if value["kind"] not in get_args(Kind) or type(value["tpr"]) is not float or not 0 < value["tpr"] < 1:
+        raise ValueError(f"its kind is {value['kind']!r} and its tpr {value['tpr']!r}")
+    doubt = value["delta"]
+    if (value["kind"] == "conditional") != (type(doubt) is float and 0 < doubt < 1) or (
+        doubt and type(doubt) is not float
+    ):
+        raise ValueError(f"its delta is {doubt!r}")
+    found = Calibration(
+        scores=scores,
+        sizes=tuple(sizes),
+        tpr=value["tpr"],
+        kind=value["kind"],
+        delta=doubt,
+        groups=None if groups is None else tuple(groups),
+    )
+    if min(found.ranks) < 1:
+        raise ValueError(f"{min(sizes)} scores cannot promise tpr={found.tpr}")
+    return found
 
 
 def _checked(text: bytes, path: Path) -> dict[str, Any]:

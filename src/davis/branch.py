@@ -1,12 +1,14 @@
-"""Branch: the stages of one detector, as one function from activations to scores."""
+"""Branch: the stages of one detector, as one function from activations to scores; Composition: several, fused."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
-from davis.stages import Head, Linear, Mean, Odin, Perturb, PixelScore, Pool, Score, Shape, Stage
+from davis.stages import Fuse, Head, Linear, Mean, Odin, Perturb, PixelScore, Pool, Score, Shape, Stage
 from davis.statistics import Statistics
 from davis.types import Activations, Classifier, Features, Logits, Scores
 
@@ -125,3 +127,39 @@ class Branch(nn.Module):
     def forward(self, activations: Activations, neck: Neck, classifier: Classifier) -> Scores:
         *_, (_, scores) = self.steps(activations, neck, classifier)
         return scores
+
+
+@dataclass(frozen=True)
+class Composition:
+    """What a spec names: one branch, or several and what fuses them. Iterating gives the branches."""
+
+    branches: Sequence[Branch]
+    fuse: Fuse | None = None
+
+    def __iter__(self) -> Iterator[Branch]:
+        return iter(self.branches)
+
+    def __len__(self) -> int:
+        return len(self.branches)
+
+    @property
+    def stages(self) -> list[Stage]:
+        """Every stage, in the order of the text; what fuses stands last."""
+        return [stage for branch in self.branches for stage in branch.stages] + (
+            [] if self.fuse is None else [self.fuse]
+        )
+
+    def text(self) -> str:
+        """The canonical text; fusing by plain ``fisher`` goes without saying."""
+        parts = [branch.text() for branch in self.branches]
+        shown = [] if self.fuse is None or self.fuse.text() == "fisher" else [self.fuse.text()]
+        return " | ".join(parts + shown)
+
+    def branch_scores(self, activations: Activations, neck: Neck, classifier: Classifier) -> Tensor:
+        """(batch, branch)."""
+        return torch.stack([branch(activations, neck, classifier) for branch in self.branches], 1)
+
+    def fused(self, scores: Tensor) -> Scores:
+        """One score per image from (batch, branch)."""
+        fused: Scores = scores[:, 0] if self.fuse is None else self.fuse(scores)
+        return fused

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import chain
 
 import torch
 from torch import Tensor, nn
 
 from davis import calibrate as calibration
+from davis import fitting
 from davis import spec as language
 from davis.backbone import Backbone, split_batch
 from davis.branch import Branch
+from davis.sketch import Sketch
 from davis.stages import NotFittedError, PixelScore, Pool, Stage
-from davis.statistics import CAPACITY, Statistics
-from davis.types import Activations, Features, Images, Labels, Logits, Output, Scores
+from davis.statistics import CAPACITY
+from davis.types import Activations, Features, Images, Logits, Output, Scores
 
 Batches = Iterable["Images | tuple[Images, Tensor]"]
 
@@ -38,22 +40,23 @@ class Detector(nn.Module):
     def __init__(self, model: nn.Module | Backbone, spec: object) -> None:
         super().__init__()
         self.backbone = Backbone.wrap(model)
-        branches = language.parse(str(spec) if not isinstance(spec, str) else spec)
-        if len(branches) > 1:
-            raise ValueError(f"{str(spec)!r} fuses {len(branches)} detectors; this version runs one detector a spec")
-        self.branches = nn.ModuleList(branches)
+        self.composition = language.parse(str(spec) if not isinstance(spec, str) else spec)
+        self.branches = nn.ModuleList(self.composition.branches)
+        self.fuse = self.composition.fuse
         self.calibration: calibration.Calibration | None = None
         self.images_seen = 0
+        self.class_counts: Tensor | None = None  # (class,) how often the fit pass saw each predicted
+        self.sketch = Sketch()  # of the images of the fit
         self.preprocessing: dict[str, object] | None = None  # how images became tensors, where that is known
 
     @property
     def spec(self) -> str:
         """The canonical text: the key in tables, files and logs."""
-        return language.write(self._branches())
+        return self.composition.text()
 
     @property
     def threshold(self) -> float | None:
-        """Scores below it are OOD; None until the detector is calibrated."""
+        """Scores below it are OOD; None until the detector is calibrated, or where classes have their own."""
         return None if self.calibration is None else self.calibration.threshold
 
     @property
@@ -63,65 +66,108 @@ class Detector(nn.Module):
     @property
     def stages(self) -> list[Stage]:
         """Every stage, in the order of the spec."""
-        return [stage for branch in self._branches() for stage in branch.stages]
+        return self.composition.stages
 
     @property
     def reads(self) -> frozenset[str]:
         """The channel statistics to ask the backbone for when scoring from activations."""
-        return frozenset[str]().union(*(branch.reads for branch in self._branches()))
+        return frozenset[str]().union(*(branch.reads for branch in self.composition))
 
     @property
     def _reads_pixels_to_fit(self) -> bool:
-        return any(isinstance(branch.score, PixelScore) for branch in self._branches())
+        return any(isinstance(branch.score, PixelScore) for branch in self.composition)
 
     @property
     def needs_pixels(self) -> bool:
         """Whether this method moves images and so cannot score activations."""
-        return any(branch.needs_pixels for branch in self._branches())
+        return any(branch.needs_pixels for branch in self.composition)
 
-    def fit(self, batches: Batches, *, capacity: int = CAPACITY, seed: int = 0) -> Detector:
-        """Fit every stage in one pass over in-distribution images, labelled or not; no pass if none needs it."""
-        fit_together([self], batches, capacity=capacity, seed=seed)
+    def fit(
+        self, batches: Batches, *, capacity: int = CAPACITY, seed: int = 0, reference: Batches | None = None
+    ) -> Detector:
+        """Fit every stage in one pass over in-distribution images, labelled or not; no pass if none needs it.
+
+        Fused detectors are ranked against ``reference``, other in-distribution images, or else a tenth of these.
+        """
+        fit_together([self], batches, capacity=capacity, seed=seed, reference=reference)
         return self
 
-    def calibrate(self, batches: Batches, *, tpr: float = 0.95) -> Detector:
-        """Set the threshold that accepts a share ``tpr`` of images like these, held out from the fit."""
-        scores = [self.score_images(images) for images, _ in _pairs(batches)]
+    def calibrate(
+        self,
+        batches: Batches,
+        *,
+        tpr: float = 0.95,
+        kind: calibration.Kind = "marginal",
+        delta: float = 0.05,
+        by_class: bool = False,
+    ) -> Detector:
+        """Set the threshold that accepts a share ``tpr`` of images like these, held out from the fit.
+
+        ``kind`` names the promise (davis.calibrate); ``by_class`` makes it in each predicted class, rare ones pooled.
+        """
+        scores, classes, again = [], [], []
+        for images, _ in _pairs(batches):
+            output = self(images) if by_class else None
+            scores.append(self.score_images(images) if output is None else output.score)
+            classes += [] if output is None else [output.logits.argmax(1)]
+            again += [share for share in [self.sketch.share(images)] if share is not None]
         if not scores:
             raise ValueError("no images were seen: the calibration data are empty")
-        self.calibration = calibration.calibrate(torch.cat(scores), tpr=tpr)
+        groups = self._groups(sum(map(len, scores)), tpr, kind, delta) if by_class else None
+        self.calibration = calibration.calibrate(
+            torch.cat(scores),
+            tpr=tpr,
+            kind=kind,
+            delta=delta,
+            classes=torch.cat(classes) if by_class else None,
+            groups=groups,
+        )
+        if any(again):
+            warnings.warn(
+                f"about {100 * sum(again) / len(again):.0f}% of these images were fitted on; the promise holds only "
+                "for a threshold that is set on images which the fit has not seen",
+                stacklevel=2,
+            )
         return self
 
     def forward(self, images: Images) -> Output:
         with _no_graph():
-            branch = self._fitted_branch()
-            activations = self.backbone(images, statistics=branch.reads)
-            scores = self.score_images(images) if branch.needs_pixels else self._score_activations(branch, activations)
-            is_ood = None if self.calibration is None else scores < self.calibration.threshold
-            return Output(logits=activations.logits, score=scores, is_ood=is_ood)
+            self._check_fitted(self.stages)
+            activations = self.backbone(images, statistics=self.reads)
+            scores = self.score_images(images) if self.needs_pixels else self._score_activations(activations)
+            if self.calibration is None:
+                return Output(activations.logits, scores, p_value=None, is_ood=None)
+            classes = activations.logits.argmax(1)
+            return Output(
+                logits=activations.logits,
+                score=scores,
+                p_value=self.calibration.p_values(scores, classes),
+                is_ood=self.calibration.is_ood(scores, classes),
+            )
 
     def score_images(self, images: Images) -> Scores:
         """The scores alone; methods that move images save a pass over them."""
         with _no_graph():
-            branch = self._fitted_branch()
-            if branch.needs_pixels:
-                return self._score_pixels(branch, self.backbone.prepare(images))
-            return self._score_activations(branch, self.backbone(images, statistics=branch.reads))
+            self._check_fitted(self.stages)
+            if self.needs_pixels:
+                return self._score_pixels(self._branch(), self.backbone.prepare(images))
+            return self._score_activations(self.backbone(images, statistics=self.reads))
 
     def score(self, activations: Activations) -> Scores:
         """The scores of images whose activations were taken before; bit-equal to a call on the images."""
         with _no_graph():
-            branch = self._fitted_branch()
-            if branch.needs_pixels:
+            self._check_fitted(self.stages)
+            if self.needs_pixels:
                 raise ValueError(f"{self.spec!r} moves the images themselves; call the detector on images instead")
             starts = range(0, len(activations.logits), _ROWS)
-            parts = [self._score_activations(branch, activations.rows(slice(s, s + _ROWS))) for s in starts]
+            parts = [self._score_activations(activations.rows(slice(s, s + _ROWS))) for s in starts]
             return torch.cat(parts) if parts else activations.logits.new_zeros(0, dtype=torch.float64)
 
     def features(self, images: Images) -> Features:
         """(batch, channel) the features that reach the score: pooled, through the neck, shaped."""
         with _no_graph():
-            branch = self._fitted_branch(shapes_only=True)
+            branch = self._branch()
+            self._check_fitted(branch.shapes)
             return self._features(branch, branch.scoring_pool, images)
 
     def extra_repr(self) -> str:
@@ -131,26 +177,38 @@ class Detector(nn.Module):
     def __repr__(self) -> str:
         return f"Detector({type(self.backbone.model).__name__}, {self.extra_repr()})"
 
-    # -- one branch -------------------------------------------------------------------------------
+    # -- inside -----------------------------------------------------------------------------------
 
-    def _branches(self) -> list[Branch]:
-        return [branch for branch in self.branches if isinstance(branch, Branch)]
+    def _branch(self) -> Branch:
+        if len(self.composition) > 1:
+            raise ValueError(f"{self.spec!r} fuses {len(self.composition)} detectors; ask one of them")
+        return self.composition.branches[0]
 
-    def _fitted_branch(self, *, shapes_only: bool = False) -> Branch:
-        (branch,) = self._branches()
-        for stage in branch.shapes if shapes_only else branch.stages:
+    def _check_fitted(self, stages: Iterable[Stage]) -> None:
+        for stage in stages:
             if not stage.is_fitted:
                 raise NotFittedError(f"{self.spec!r} is not fitted ({stage.name} learns from data); call fit first")
-        return branch
 
-    def _score_activations(self, branch: Branch, activations: Activations) -> Scores:
-        branch.to(activations.mean.device)
-        with torch.autocast(activations.mean.device.type, enabled=False):
-            scores: Scores = branch(activations, self.backbone.neck, self.backbone.classifier)
-        if not scores.isfinite().all():
-            steps = branch.steps(activations, self.backbone.neck, self.backbone.classifier)
-            _refuse_non_finite(chain([("the backbone", activations.mean)], steps))
-        return scores
+    def _groups(self, held_out: int, tpr: float, kind: calibration.Kind, delta: float) -> list[int]:
+        if self.class_counts is None:
+            raise ValueError(
+                f"thresholds by class pool rare classes by what the fit saw, and fitting {self.spec!r} took no pass; "
+                "set detector.class_counts to the numbers of training images by class"
+            )
+        return calibration.pooled(self.class_counts, held_out, tpr=tpr, kind=kind, delta=delta)
+
+    def _score_activations(self, activations: Activations) -> Scores:
+        device, neck, classifier = activations.mean.device, self.backbone.neck, self.backbone.classifier
+        self.branches.to(device)
+        if self.fuse is not None:
+            self.fuse.to(device)
+        with torch.autocast(device.type, enabled=False):
+            scores = self.composition.branch_scores(activations, neck, classifier)
+            for place, branch in enumerate(self.composition):
+                if not scores[:, place].isfinite().all():
+                    steps = branch.steps(activations, neck, classifier)
+                    _refuse_non_finite(chain([("the backbone", activations.mean)], steps))
+            return self.composition.fused(scores)
 
     def _score_pixels(self, branch: Branch, images: Images) -> Scores:
         branch.to(images.device)
@@ -159,8 +217,7 @@ class Detector(nn.Module):
                 images, lambda moved: self._logits(branch, self._features(branch, branch.pool, moved))
             )
         if not isinstance(branch.score, PixelScore):
-            activations = self.backbone(images, statistics=branch.reads)
-            return self._score_activations(branch, activations)
+            return self._score_activations(self.backbone(images, statistics=branch.reads))
         scores: Scores = branch.score(images, *self._handles(branch))
         _refuse_non_finite([(branch.score.name, scores)])
         return scores
@@ -183,59 +240,68 @@ class Detector(nn.Module):
 
 
 def fit_all(
-    model: nn.Module | Backbone, specs: Iterable[object], batches: Batches, *, capacity: int = CAPACITY, seed: int = 0
+    model: nn.Module | Backbone,
+    specs: Iterable[object],
+    batches: Batches,
+    *,
+    capacity: int = CAPACITY,
+    seed: int = 0,
+    reference: Batches | None = None,
 ) -> list[Detector]:
     """Any number of detectors for one classifier, fitted in the same pass over the images."""
     if isinstance(specs, str):
         raise TypeError(f"fit_all takes a list of specs, and one text was given; write [{specs!r}]")
     backbone = Backbone.wrap(model)
     detectors = [Detector(backbone, spec) for spec in specs]
-    fit_together(detectors, batches, capacity=capacity, seed=seed)
+    fit_together(detectors, batches, capacity=capacity, seed=seed, reference=reference)
     return detectors
 
 
-@dataclass
-class _Wanted:
-    """What some detectors want to know of the features of one pool."""
-
-    pool: Pool
-    needs: frozenset[str]
-    statistics: Statistics | None = None
-
-
-def fit_together(detectors: Sequence[Detector], batches: Batches, *, capacity: int = CAPACITY, seed: int = 0) -> None:
+def fit_together(
+    detectors: Sequence[Detector],
+    batches: Batches,
+    *,
+    capacity: int = CAPACITY,
+    seed: int = 0,
+    reference: Batches | None = None,
+) -> None:
     """Fit detectors that share a backbone: one pass for all statistics, one more where a score reads pixels.
 
     If anything fails, every detector is left as it was.
     """
-    with _all_or_nothing(detectors):
-        _fit_together(detectors, batches, capacity=capacity, seed=seed)
-
-
-def _fit_together(detectors: Sequence[Detector], batches: Batches, *, capacity: int, seed: int) -> None:
     by_pixels = [detector for detector in detectors if detector._reads_pixels_to_fit]
-    learns = any(branch.needs for detector in detectors for branch in detector._branches())
+    learns = any(branch.needs for detector in detectors for branch in detector.composition)
     if learns and by_pixels and iter(batches) is batches:
         raise ValueError(
             f"{by_pixels[0].spec!r} reads the images in a pass of its own, and these batches can be read once only; "
             f"give a list or a DataLoader instead of a generator"
         )
-    if detectors:
-        backbone = detectors[0].backbone
-        reads = frozenset[str]().union(*(detector.reads for detector in detectors))
-        stream = backbone.stream(batches, statistics=reads)
-        _fit(detectors, stream, capacity=capacity, seed=seed)
-    if by_pixels:
-        with _no_graph():
-            _observe(by_pixels, batches)
+    if not detectors:
+        return
+    backbone, sketch = detectors[0].backbone, Sketch()
+    reads = frozenset[str]().union(*(detector.reads for detector in detectors))
+    with _all_or_nothing(detectors):
+        _fit(
+            detectors,
+            backbone.stream(_sketched(batches, sketch), statistics=reads),
+            capacity=capacity,
+            seed=seed,
+            reference=None if reference is None else backbone.stream(reference, statistics=reads),
+        )
+        if by_pixels:
+            with _no_graph():
+                _observe(by_pixels, _sketched(batches, sketch))
+        for detector in detectors:
+            detector.sketch = sketch
 
 
 def fit_from_activations(
     detectors: Sequence[Detector],
-    stream: Iterable[tuple[Activations, Labels | None]],
+    stream: fitting.Stream,
     *,
     capacity: int = CAPACITY,
     seed: int = 0,
+    reference: fitting.Stream | None = None,
 ) -> None:
     """Fit detectors that share a backbone from activations taken before, such as a cache."""
     for detector in detectors:
@@ -243,28 +309,40 @@ def fit_from_activations(
             raise ValueError(f"{detector.spec!r} is fitted on images, not on activations; call fit with images")
     if detectors:
         with _all_or_nothing(detectors):
-            _fit(detectors, stream, capacity=capacity, seed=seed)
+            _fit(detectors, stream, capacity=capacity, seed=seed, reference=reference)
 
 
 def _fit(
-    detectors: Sequence[Detector], stream: Iterable[tuple[Activations, Labels | None]], *, capacity: int, seed: int
+    detectors: Sequence[Detector],
+    stream: fitting.Stream,
+    *,
+    capacity: int,
+    seed: int,
+    reference: fitting.Stream | None,
 ) -> None:
-    wanted: dict[str, _Wanted] = {}
-    branches = [(detector, branch) for detector in detectors for branch in detector._branches()]
-    for _, branch in branches:
-        if branch.needs:
-            pool = branch.scoring_pool
-            entry = wanted.setdefault(pool.text(), _Wanted(pool, frozenset()))
-            entry.needs |= branch.needs
     with _no_graph():
-        backbone = detectors[0].backbone
-        seen = _collect(backbone, list(wanted.values()), stream, capacity=capacity, seed=seed) if wanted else 0
-        for detector, branch in branches:
-            statistics = wanted[branch.scoring_pool.text()].statistics if branch.needs else None
-            if statistics is not None:
-                branch.fit(statistics, backbone.classifier)
-            detector.images_seen = seen
-            detector.calibration = None  # a threshold belongs to the fit that it was taken from
+        counts = fitting.fit(
+            detectors[0].backbone,
+            [detector.composition for detector in detectors],
+            stream,
+            capacity=capacity,
+            seed=seed,
+            reference=reference,
+        )
+    for detector in detectors:
+        detector.class_counts = counts
+        detector.images_seen = 0 if counts is None else int(counts.sum())
+        detector.sketch = Sketch()
+        detector.calibration = None  # a threshold belongs to the fit that it was taken from
+
+
+def _sketched(batches: Batches, sketch: Sketch) -> Batches:
+    """The batches, remembered as they pass."""
+    if isinstance(batches, Tensor):
+        raise TypeError("one tensor was given where batches are expected; give [images], or a DataLoader")
+    for batch in batches:
+        yield batch
+        sketch.add(split_batch(batch)[0])  # after the pass has checked them
 
 
 @contextmanager
@@ -273,48 +351,26 @@ def _all_or_nothing(detectors: Sequence[Detector]) -> Iterator[None]:
     if any(detector.backbone is not detectors[0].backbone for detector in detectors):
         raise ValueError("detectors are fitted together on one Backbone; make them with the same one, or use fit_all")
     before = [
-        (detector, detector.calibration, detector.images_seen, [dict(stage._buffers) for stage in detector.stages])
+        (
+            detector,
+            (detector.calibration, detector.images_seen, detector.class_counts, detector.sketch),
+            [dict(stage._buffers) for stage in detector.stages],
+        )
         for detector in detectors
     ]
     try:
         yield
     except BaseException:
-        for detector, calibrated, seen, buffers in before:
-            detector.calibration, detector.images_seen = calibrated, seen
+        for detector, facts, buffers in before:
+            detector.calibration, detector.images_seen, detector.class_counts, detector.sketch = facts
             for stage, values in zip(detector.stages, buffers, strict=True):
                 stage._buffers.update(values)
         raise
 
 
-def _collect(
-    backbone: Backbone,
-    wanted: list[_Wanted],
-    stream: Iterable[tuple[Activations, Labels | None]],
-    *,
-    capacity: int,
-    seed: int,
-) -> int:
-    """Fill the statistics of every pool in one pass; the number of images seen."""
-    seen = 0
-    for activations, labels in stream:
-        with torch.autocast(activations.mean.device.type, enabled=False):
-            gap = backbone.neck(activations.mean)
-            for entry in wanted:
-                features = backbone.neck(entry.pool(activations))
-                logits = backbone.classifier(features)
-                if entry.statistics is None:
-                    classes = logits.shape[1]
-                    entry.statistics = Statistics(entry.needs, classes=classes, capacity=capacity, seed=seed)
-                entry.statistics.update(features, logits, labels, gap)
-        seen += len(gap)
-    if seen == 0:
-        raise ValueError("no images were seen: the fit data are empty")
-    return seen
-
-
 def _observe(detectors: list[Detector], batches: Batches) -> None:
     """The pass of the scores that read pixels."""
-    branches = [(d, b, b.score) for d in detectors for b in d._branches() if isinstance(b.score, PixelScore)]
+    branches = [(d, b, b.score) for d in detectors for b in d.composition if isinstance(b.score, PixelScore)]
     observed: list[list[Tensor]] = [[] for _ in branches]
     most = max(score.images_to_fit for _, _, score in branches)
     seen = 0

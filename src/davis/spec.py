@@ -1,6 +1,6 @@
 """The spec language: a detector as one line of text, and back.
 
-spec   = branch ('|' branch)*        one branch today; '|' will fuse whole detectors
+spec   = branch ('|' branch)* ['|' term]     '|' fuses whole detectors by their p-values; the last term says how
 branch = term ('+' term)*            order: perturb, pool, shapes, head, score
 term   = name [ '(' key=value (',' key=value)* ')' ]
 value  = number | true | false | none | word | '[' number (',' number)* ']'
@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from itertools import pairwise
 
-from davis.branch import Branch
-from davis.stages import REGISTRY, Linear, Mean, Stage
+from davis.branch import Branch, Composition
+from davis.stages import REGISTRY, Fisher, Fuse, Linear, Mean, Stage
 from davis.stages.base import Value
 
 _LONGEST = 2000
@@ -24,10 +24,10 @@ _WORD = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
-def parse(text: str) -> list[Branch]:
-    """The branches that a spec names, unfitted; most specs have one.
+def parse(text: str) -> Composition:
+    """The branches that a spec names and what fuses them, unfitted; most specs have one branch.
 
-    >>> parse("max + scale(p=85) + energy(t=2)")[0].text()
+    >>> parse("max + scale(p=85) + energy(t=2)").text()
     'max + scale + energy(t=2)'
     """
     if not isinstance(text, str):
@@ -36,12 +36,15 @@ def parse(text: str) -> list[Branch]:
         raise ValueError(f"a spec of {len(text)} characters: {_short(text)}; the longest allowed has {_LONGEST}")
     if not text.strip():
         raise ValueError("the spec is empty; write a score at least, such as 'energy' or 'max + energy'")
-    return [_branch(part, text) for part in text.split("|")]
-
-
-def write(branches: Iterable[Branch]) -> str:
-    """The one spelling of a detector: pool shown, plain head and default settings left out."""
-    return " | ".join(branch.text() for branch in branches)
+    *branches, last = text.split("|")
+    fuse = _fuse(last, text)
+    if fuse is None:
+        branches.append(last)
+    if not branches:
+        raise ValueError(
+            f"{_short(text)} fuses no detectors; write them before it, as in 'max + energy | knn | fisher'"
+        )
+    return _composed([_branch(part, text) for part in branches], fuse, text)
 
 
 def canonical(text: str) -> str:
@@ -50,7 +53,40 @@ def canonical(text: str) -> str:
     >>> canonical("energy")
     'mean + energy'
     """
-    return write(parse(text))
+    return parse(text).text()
+
+
+def _fuse(part: str, text: str) -> Fuse | None:
+    """The last part where it is a fusion by itself."""
+    name = part.partition("(")[0].strip()
+    if name not in REGISTRY or REGISTRY[name].kind != "fuse" or len(_joined(part.split("+"))) > 1:
+        return None
+    stage = _stage(part, text)
+    return stage if isinstance(stage, Fuse) else None
+
+
+def _composed(branches: list[Branch], fuse: Fuse | None, text: str) -> Composition:
+    if len(branches) == 1:
+        if fuse is not None:
+            raise ValueError(f"{_short(text)} fuses one detector; name two at least, joined by '|'")
+        return Composition(branches)
+    fuse = Fisher() if fuse is None else fuse
+    if fuse.weights is not None and len(fuse.weights) != len(branches):
+        raise ValueError(
+            f"{fuse.name} has {len(fuse.weights)} weights for {len(branches)} detectors in {_short(text)}; "
+            "give one each"
+        )
+    for branch in branches:
+        if branch.needs_pixels:
+            raise ValueError(
+                f"{branch.text()!r} moves the images in passes of its own, and fused detectors share one pass; "
+                f"leave it out of {_short(text)}"
+            )
+    texts = [branch.text() for branch in branches]
+    if len(set(texts)) < len(texts):
+        again = next(one for place, one in enumerate(texts) if one in texts[:place])
+        raise ValueError(f"{again!r} stands twice in {_short(text)}; weights say that one counts for more")
+    return Composition(branches, fuse)
 
 
 def _branch(part: str, text: str) -> Branch:
@@ -132,6 +168,11 @@ def _value(word: str, text: str) -> Value:
 
 def _in_order(stages: list[Stage], text: str) -> list[Stage]:
     """The stages with pool and head filled in, or an error where they cannot follow one another."""
+    for stage in stages:
+        if stage.kind not in ORDER:
+            raise ValueError(
+                f"{stage.name} fuses whole detectors; in {_short(text)} write it alone, after the last '|'"
+            )
     for before, after in pairwise(stages):
         if ORDER.index(before.kind) > ORDER.index(after.kind):
             raise ValueError(

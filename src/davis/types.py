@@ -46,6 +46,7 @@ class Output(NamedTuple):
 
     logits: Logits  # the classifier's own, untouched
     score: Scores
+    p_value: Tensor | None  # (batch,) float64, how likely an ID image scores as low; None until calibrated
     is_ood: Tensor | None  # (batch,) bool; None until the detector is calibrated
 
 

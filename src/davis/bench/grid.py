@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from davis.backbone import Backbone
 from davis.bench.cache import Cached
 from davis.branch import Branch
 from davis.detector import Detector
@@ -25,65 +26,77 @@ def score_all(
 ) -> Scored:
     """The scores of every detector, equal to ``detector.score`` one by one.
 
-    Detectors that agree up to their score share pooling, shaping and logits; those that look for neighbours in equal
-    banks share one search.
+    Branches that agree up to their score share pooling, shaping and logits; those that look for neighbours in equal
+    banks share one search; fused detectors share their parts.
     """
     groups = _groups(detectors)
     scores: dict[str, list[Tensor]] = {detector.spec: [] for detector in detectors}
     with torch.no_grad():
         for activations, _ in stream:
+            found: dict[_Key, Tensor] = {}
             for group in groups:
-                for spec, values in group.score(activations).items():
-                    scores[spec].append(values)
+                found.update(group.score(activations))
+            for detector in detectors:
+                columns = torch.stack([found[_key(detector, branch)] for branch in detector.composition], 1)
+                scores[detector.spec].append(detector.composition.fused(columns))
             if tick is not None:
                 tick(len(activations.logits))
     gathered = {spec: torch.cat(parts).cpu().numpy() for spec, parts in scores.items()}
-    for spec, found in gathered.items():
-        if not np.isfinite(found).all():
-            row = int(np.argmin(np.isfinite(found)))
+    for spec, values in gathered.items():
+        if not np.isfinite(values).all():
+            row = int(np.argmin(np.isfinite(values)))
             raise ValueError(f"{spec!r} gave NaN or infinity, at image {row} first; choose milder settings")
     return gathered
 
 
-class _Group:
-    """Detectors that agree in everything before the score."""
+_Key: TypeAlias = tuple[str, bool]
 
-    def __init__(self, detectors: Sequence[Detector]) -> None:
-        self.backbone = detectors[0].backbone
-        self.members = [(detector.spec, _branch(detector)) for detector in detectors]
-        self.searches = _searches([branch for _, branch in self.members])
+
+def _key(detector: Detector, branch: Branch) -> _Key:
+    """What a branch is known by: fused ones were fitted without the images that they are ranked against."""
+    return branch.text(), detector.fuse is not None
+
+
+class _Group:
+    """Branches that agree in everything before the score."""
+
+    def __init__(self, backbone: Backbone, members: dict[_Key, Branch]) -> None:
+        self.backbone = backbone
+        self.members = members
+        self.first = next(iter(members.values()))
+        self.searches = _searches(list(members.values()))
 
     def features(self, activations: Activations) -> Features:
-        _, first = self.members[0]
-        return first.shape(self.backbone.neck(first.scoring_pool(activations)))
+        return self.first.shape(self.backbone.neck(self.first.scoring_pool(activations)))
 
     def logits(self, activations: Activations) -> Logits:
-        return self.members[0][1].logits(self.features(activations), self.backbone.classifier)
+        return self.first.logits(self.features(activations), self.backbone.classifier)
 
-    def score(self, activations: Activations) -> dict[str, Tensor]:
+    def score(self, activations: Activations) -> dict[_Key, Tensor]:
         classifier = self.backbone.classifier
         features = self.features(activations)
-        logits = self.members[0][1].logits(features, classifier)
+        logits = self.first.logits(features, classifier)
         found = [search.search(features, k) for search, k in self.searches]
         scores = {}
-        for spec, branch in self.members:
+        for key, branch in self.members.items():
             stage = branch.score
             if isinstance(stage, NeighbourScore):
                 place = next(i for i, (search, _) in enumerate(self.searches) if _share(search, stage))
-                scores[spec] = stage.from_neighbours(features, found[place][:, : stage.k])
+                scores[key] = stage.from_neighbours(features, found[place][:, : stage.k])
             else:
-                scores[spec] = stage(features, logits, classifier)
+                scores[key] = stage(features, logits, classifier)
         return scores
 
 
 def _groups(detectors: Sequence[Detector]) -> list[_Group]:
-    groups: dict[tuple[str, ...], list[Detector]] = {}
+    groups: dict[tuple[object, ...], dict[_Key, Branch]] = {}
     for detector in detectors:
-        branch = _branch(detector)
-        if branch.needs_pixels:
-            raise ValueError(f"{detector.spec!r} moves the images themselves; it cannot be scored from a cache")
-        groups.setdefault(tuple(stage.text() for stage in branch.stages[:-1]), []).append(detector)
-    return [_Group(members) for members in groups.values()]
+        for branch in detector.composition:
+            if branch.needs_pixels:
+                raise ValueError(f"{detector.spec!r} moves the images themselves; it cannot be scored from a cache")
+            before = (*(stage.text() for stage in branch.stages[:-1]), detector.fuse is not None)
+            groups.setdefault(before, {}).setdefault(_key(detector, branch), branch)
+    return [_Group(detectors[0].backbone, members) for members in groups.values()]
 
 
 def _searches(branches: Sequence[Branch]) -> list[tuple[NeighbourScore, int]]:
@@ -105,11 +118,6 @@ def _share(first: NeighbourScore, second: NeighbourScore) -> bool:
     return first is second or (first.bank.shape == second.bank.shape and torch.equal(first.bank, second.bank))
 
 
-def _branch(detector: Detector) -> Branch:
-    (branch,) = (branch for branch in detector.branches if isinstance(branch, Branch))
-    return branch
-
-
 def accuracies(detectors: Sequence[Detector], cached: Cached) -> dict[str, Any]:
     """Top-1 accuracy of the model, and of the logits that reach each detector's score; None without labels."""
     labels = cached.labels
@@ -125,5 +133,7 @@ def accuracies(detectors: Sequence[Detector], cached: Cached) -> dict[str, Any]:
             own += int(activations.logits.argmax(1).eq(truth).sum())
             for place, group in enumerate(groups):
                 right[place] += int(group.logits(activations).argmax(1).eq(truth).sum())
-    shares = {spec: right[i] / len(labels) for i, group in enumerate(groups) for spec, _ in group.members}
-    return {"model": own / len(labels), "by_spec": {detector.spec: shares[detector.spec] for detector in detectors}}
+    shares = {key: right[i] / len(labels) for i, group in enumerate(groups) for key in group.members}
+    single = [detector for detector in detectors if detector.fuse is None]
+    by_spec = {detector.spec: shares[_key(detector, *detector.composition)] for detector in single}
+    return {"model": own / len(labels), "by_spec": by_spec}

@@ -1,6 +1,7 @@
 """Every stage of the language; importing this fills the registry."""
 
 from davis.stages.base import REGISTRY as REGISTRY
+from davis.stages.base import Fuse as Fuse
 from davis.stages.base import Head as Head
 from davis.stages.base import NeighbourScore as NeighbourScore
 from davis.stages.base import NotFittedError as NotFittedError
@@ -11,6 +12,9 @@ from davis.stages.base import Score as Score
 from davis.stages.base import Shape as Shape
 from davis.stages.base import Stage as Stage
 from davis.stages.base import stages_of as stages_of
+from davis.stages.fusions import Fisher as Fisher
+from davis.stages.fusions import Minimum as Minimum
+from davis.stages.fusions import Stouffer as Stouffer
 from davis.stages.godin import Godin as Godin
 from davis.stages.godin import GodinHead as GodinHead
 from davis.stages.gradients import AdaScaleA as AdaScaleA

@@ -1,4 +1,4 @@
-"""Stage: one step of a method. Its five kinds, and the registry that the spec language reads."""
+"""Stage: one step of a method. Its six kinds, and the registry that the spec language reads."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
+import torch
 from torch import Tensor, nn
 
 from davis.statistics import Statistics
-from davis.types import Activations, Classifier, Features, Images, Logits, Scores
+from davis.types import Activations, Classifier, Features, Images, Logits, Scores, double
 
 Value: TypeAlias = "bool | int | float | str | tuple[float, ...] | None"
 
@@ -205,6 +206,31 @@ class PixelScore(Stage):
         raise NotImplementedError
 
     def forward(self, images: Images, features_of: FeaturesOf, logits_of: LogitsOf) -> Scores:
+        raise NotImplementedError
+
+
+class Fuse(Stage):
+    """Makes one score of those of several detectors; fitted on their scores of held-out in-distribution images."""
+
+    kind = "fuse"
+    weights: tuple[float, ...] | None  # of each detector; equal where none are given
+    reference: Tensor  # (detector, image) float64, ascending
+
+    def rank_against(self, scores: Tensor) -> None:
+        """Keep the held-out scores (image, detector) that others are ranked against."""
+        self.reference = double(scores).T.sort(1).values.contiguous()
+
+    def shares(self, scores: Tensor) -> Tensor:
+        """(detector,) the weights, 1 on average."""
+        given = (1.0,) * scores.shape[1] if self.weights is None else self.weights
+        weights = torch.tensor(given, dtype=scores.dtype, device=scores.device)
+        return weights / weights.mean()
+
+    def check_weights(self) -> None:
+        if self.weights is not None and not all(weight > 0 for weight in self.weights):
+            raise self.refuse("weights", "greater than 0, one for each detector")
+
+    def forward(self, scores: Tensor) -> Scores:
         raise NotImplementedError
 
 
