@@ -24,6 +24,7 @@ TITLES = {
     "shape": "Shape: changes features",
     "head": "Head: from features to logits",
     "score": "Score: one number per image",
+    "fuse": "Fuse: several detectors, joined by `|`, to one score",
 }
 
 

@@ -45,16 +45,24 @@ def test_round_trip_is_bit_equal(spec: str, tmp_path: Path) -> None:
 
 def test_the_classifier_is_not_copied(saved: Path) -> None:
     tensors = safetensors.torch.load_file(saved / "detector.safetensors")
-    assert sorted(tensors) == ["stages.1.clip", "stages.2.mask", "stages.3.bank", "stages.3.centre"]
+    assert sorted(tensors) == [
+        "calibration.scores",
+        "fit.class_counts",
+        "fit.hashes",
+        "stages.1.clip",
+        "stages.2.mask",
+        "stages.3.bank",
+        "stages.3.centre",
+    ]
     assert tensors["stages.2.mask"].dtype == torch.bool
 
 
 def test_record_is_readable_without_a_model(saved: Path) -> None:
     record = artifact.read_record(saved)
-    assert record["format"] == 1
+    assert record["format"] == 2
     assert record["spec"] == "max + react(p=80) + dice(p=40) + knn(k=5)"
     assert record["backbone"]["head"] == "head"
-    assert record["calibration"]["count"] == 30
+    assert record["calibration"]["sizes"] == [30]
 
 
 def edit_json(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
@@ -87,7 +95,7 @@ BROKEN: list[tuple[str, Callable[[Path], object], str]] = [
     ("missing field", edit_json(lambda r: r.pop("spec")), "lacks field 'spec'"),
     ("wrong type", edit_json(lambda r: r.update(spec=3)), "field 'spec' is a int"),
     ("bad spec", edit_json(lambda r: r.update(spec="max + enrgy")), "did you mean 'energy'"),
-    ("bad calibration", edit_json(lambda r: r.update(calibration={})), "calibration must hold"),
+    ("bad calibration", edit_json(lambda r: r.update(calibration={})), "its calibration is broken"),
     ("bad shape", edit_json(lambda r: r["backbone"].update(image_shape="x")), "image_shape"),
     ("other tap", edit_json(lambda r: r["backbone"].update(tap="conv1")), "has tap"),
     ("other spec", edit_json(lambda r: r.update(spec="mean + energy")), "has unknown tensor"),

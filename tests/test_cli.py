@@ -89,6 +89,10 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
         parent.mkdir(parents=True, exist_ok=True)
         values = random.integers(0, 256, (14, 12, 3), dtype=numpy.uint8)
         Image.fromarray(values).save(parent / f"{number:02}.png")
+    (folder / "held").mkdir()
+    for number in range(30):
+        values = random.integers(0, 256, (14, 12, 3), dtype=numpy.uint8)
+        Image.fromarray(values).save(folder / "held" / f"{number:02}.png")
     for name in ("flat", "mixed"):
         (folder / name).mkdir()
         for number, colour in enumerate(("red", "gray", "white")):
@@ -282,7 +286,7 @@ class TestInspect:
         assert json.loads(run("inspect", fitted, "--json").out) == read_record(fitted)
         text = run("inspect", fitted).out
         assert "max + react + energy" in text
-        assert "calibration.threshold" in text
+        assert "calibration.thresholds" in text
 
     @pytest.mark.parametrize(
         ("arguments", "message"),
@@ -386,7 +390,7 @@ class TestFit:
         broken = workplace / "data" / "a" / "broken.png"
         broken.write_bytes(b"no image")
         try:
-            data = ("--data", "data", "--holdout", "data", "--out", "one", "--tpr", 0.9)
+            data = ("--data", "data", "--holdout", "held", "--out", "one", "--tpr", 0.9)
             done = run(*FIT, *data)
             strict = run(*FIT, *data, "--strict")
         finally:

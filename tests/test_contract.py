@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from davis.pooling import STATISTICS, summarise
-from davis.spec import ORDER, canonical, parse
-from davis.stages import REGISTRY, GodinHead, NotFittedError, PixelScore, Stage
+from davis.spec import KINDS, canonical, parse
+from davis.stages import REGISTRY, Fuse, GodinHead, NotFittedError, PixelScore, Stage
 from davis.statistics import NEEDS, Statistics
 from davis.types import Activations, Classifier
 
 CHANNELS, CLASSES, ROWS = 24, 4, 120
+FUSED = "mean + energy | max + energy | median + energy"
 
 every_stage = pytest.mark.parametrize("name", sorted(REGISTRY))
 fitted_stages = pytest.mark.parametrize("name", sorted(n for n, stage in REGISTRY.items() if stage.fitted))
@@ -89,6 +90,10 @@ def other(hint: Any, default: Any) -> Any:
 def build(name: str, **settings: Any) -> Stage:
     """The stage, by way of the language."""
     text = REGISTRY[name](**settings).text()
+    if REGISTRY[name].kind == "fuse":
+        fuse = parse(f"{FUSED} | {text}").fuse
+        assert fuse is not None
+        return fuse
     (branch,) = parse(text if REGISTRY[name].kind == "score" else f"{text} + energy")
     return next(stage for stage in branch.stages if stage.name == name)
 
@@ -97,6 +102,8 @@ def fit(stage: Stage, statistics: Statistics | None = None) -> Stage:
     if isinstance(stage, PixelScore):
         images = random_of(40, 3, 6, 6, seed=3)
         stage.settle(stage.observe(images, NET.features, NET.head).detach())
+    elif isinstance(stage, Fuse):
+        stage.rank_against(random_of(60, 3, seed=3))
     else:
         stage.fit(statistics or summary(stage.name, stage.needs), last_layer(stage.name))
     return stage
@@ -106,6 +113,8 @@ def inputs_of(stage: Stage, count: int, *, dtype: torch.dtype = torch.float32, s
     """Images, activations or features: what this kind of stage is called on."""
     if moves_images(stage):
         return random_of(count, 3, 6, 6, seed=seed, dtype=dtype)
+    if stage.kind == "fuse":
+        return random_of(count, 3, seed=seed, dtype=dtype)
     if stage.kind == "pool":
         maps = random_of(count, CHANNELS, 3, 4, seed=seed, dtype=dtype).relu()
         return summarise(maps, torch.zeros(count, CLASSES), STATISTICS)
@@ -142,15 +151,17 @@ def rows(inputs: Activations | Tensor, index: slice) -> Activations | Tensor:
 
 @every_stage
 def test_text_round_trip(name: str) -> None:
-    ending = "" if REGISTRY[name].kind == "score" else " + energy"
+    fuses = REGISTRY[name].kind == "fuse"
+    beginning = f"{FUSED} | " if fuses else ""
+    ending = "" if fuses or REGISTRY[name].kind == "score" else " + energy"
     settings = settings_of(name)
     chosen: list[dict[str, Any]] = [{}, settings, *({key: value} for key, value in settings.items())]
     for some in chosen:
         stage = REGISTRY[name](**some)
         assert build(name, **some).settings() == stage.settings()
         assert repr(stage) == stage.text()
-        text = canonical(stage.text() + ending)
-        assert name == "linear" or stage.text() in text
+        text = canonical(beginning + stage.text() + ending)
+        assert stage.text() in ("linear", "fisher") or stage.text() in text
         assert canonical(text) == text
 
 
@@ -175,7 +186,7 @@ def test_the_constructor_stores_what_it_got(name: str) -> None:
 def test_the_class_describes_itself(name: str) -> None:
     stage = REGISTRY[name]
     assert stage.name == name
-    assert stage.kind in ORDER
+    assert stage.kind in KINDS
     assert stage.needs <= NEEDS
     assert (stage.__dict__.get("__doc__") or "").split("\n")[0].strip(), f"{name} has no docstring"
     assert getattr(stage, "__final__", False), f"{name} is not final"
@@ -319,7 +330,7 @@ def test_dtypes(name: str, dtype: torch.dtype) -> None:
     if moves_images(stage) and dtype == torch.float64:
         pytest.skip("the network is in float32")
     result = apply(stage, inputs_of(stage, 3, dtype=dtype))
-    if stage.kind == "score":
+    if stage.kind in ("score", "fuse"):
         assert result.dtype == torch.float64
         assert result.shape == (3,)
     else:
@@ -355,7 +366,7 @@ def test_odd_rows_have_finite_results(name: str, settings: str, dtype: torch.dty
         statistics = stage.statistics()
         inputs = summarise(maps.relu() if "entropy_paper" in statistics else maps, torch.zeros(15, CLASSES), statistics)
     else:
-        inputs = features
+        inputs = features[:, 2:5] if stage.kind == "fuse" else features
     assert apply(stage, inputs).isfinite().all()
 
 

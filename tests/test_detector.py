@@ -296,8 +296,6 @@ def test_wrong_kinds_of_arguments() -> None:
         davis.Detector("resnet18", "energy")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="cannot read '3'"):
         davis.Detector(models.small_net(), 3)
-    with pytest.raises(ValueError, match="runs one detector"):
-        davis.Detector(models.small_net(), "energy | max + energy")
     with pytest.raises(TypeError, match="a batch must be"):
         davis.Detector(models.small_net(), "knn").fit([{"images": TEST}])
 

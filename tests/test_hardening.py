@@ -19,6 +19,7 @@ import davis
 from davis import stages
 
 FIT = [models.photos(60, 1)]
+HELD = [models.photos(60, 11)]
 TEST = models.photos(6, 2)
 
 
@@ -31,7 +32,7 @@ def _seeded() -> None:
     "spec", ["react + energy", "bats + energy", "laps(m=1) + energy", "react + knn(k=3)", "energy"]
 )
 def test_infinity_does_not_hide_behind_a_clip(spec: str) -> None:
-    detector = davis.Detector(models.small_net(), spec).fit(FIT).calibrate(FIT)
+    detector = davis.Detector(models.small_net(), spec).fit(FIT).calibrate(HELD)
     with pytest.raises(ValueError, match=r"gave NaN or infinity for 1 of 1 images|NaN or inf in 1 of 1 rows"):
         detector(torch.full((1, 3, 12, 12), 3e38))
     with pytest.raises(ValueError, match="NaN or inf in 1 of 1 rows"):
@@ -94,7 +95,7 @@ def test_godin_in_training_mode_leaves_the_model_alone() -> None:
 
 @pytest.mark.parametrize("spec", ["react + knn(k=20)", "react + adascale_a(k_shift=10)"])
 def test_a_failed_refit_changes_nothing(spec: str) -> None:
-    detector = davis.Detector(models.small_net(), spec).fit(FIT).calibrate(FIT)
+    detector = davis.Detector(models.small_net(), spec).fit(FIT).calibrate(HELD)
     before = detector(TEST)
     broken = models.photos(5, 3) * 100
     bad = [broken] if "knn" in spec else [broken, torch.full((1, 3, 12, 12), torch.nan)]
@@ -231,21 +232,21 @@ def test_scores_that_do_not_depend_on_the_scale_of_features(spec: str) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ('"threshold": NaN', "NaN is no number"),
-        ('"threshold": Infinity', "Infinity is no number"),
-        ('"threshold": "0.5"', "calibration must hold"),
-        ('"threshold": true', "calibration must hold"),
-        ('"threshold": 1e999', "calibration must hold"),
-        ('"threshold": 0.5, "threshold": 0.6', "a name stands twice"),
-        ('"extra": 1, "threshold": 0.5', "calibration must hold"),
+        ('"tpr": NaN', "NaN is no number"),
+        ('"tpr": Infinity', "Infinity is no number"),
+        ('"tpr": "0.5"', "its calibration is broken"),
+        ('"tpr": true', "its calibration is broken"),
+        ('"tpr": 1e999', "its calibration is broken"),
+        ('"tpr": 0.9', "its thresholds are"),
+        ('"tpr": 0.999', "cannot promise"),
+        ('"tpr": 0.5, "tpr": 0.6', "a name stands twice"),
+        ('"extra": 1, "tpr": 0.95', "its calibration is broken"),
     ],
 )
 def test_numbers_in_an_artifact_are_numbers(tmp_path: Path, text: str, says: str) -> None:
     folder = davis.save(davis.Detector(models.small_net(), "max + energy").calibrate(FIT), tmp_path / "d")
     file = folder / "detector.json"
-    record = json.loads(file.read_text())
-    threshold = json.dumps(record["calibration"]["threshold"])
-    file.write_text(file.read_text().replace(f'"threshold": {threshold}', text))
+    file.write_text(file.read_text().replace('"tpr": 0.95', text))
     with pytest.raises(ValueError, match=says):
         davis.load(folder, models.small_net())
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from davis.spec import canonical, parse, write
+from davis.spec import canonical, parse
 from davis.stages import REGISTRY, Stage, stages_of
 
 
@@ -53,12 +53,16 @@ from davis.stages import REGISTRY, Stage, stages_of
         ("odin(input_std=[.5,0.25, 1]) + max + msp", "odin(input_std=[0.5, 0.25, 1]) + max + msp"),
         ("odin(eps=0.002, input_std=[1,2], t=1e+2)+msp", "odin(eps=0.002, t=100, input_std=[1, 2]) + mean + msp"),
         ("energy | max + energy", "mean + energy | max + energy"),
+        ("energy|max+energy|fisher", "mean + energy | max + energy"),
+        ("energy | knn | stouffer( weights=[2,1] )", "mean + energy | mean + knn | stouffer(weights=[2, 1])"),
+        ("energy | knn | fisher(tail=exponential)", "mean + energy | mean + knn"),
+        ("energy | knn | min", "mean + energy | mean + knn | min"),
     ],
 )
 def test_one_spelling(text: str, expected: str) -> None:
     assert canonical(text) == expected
     assert canonical(expected) == expected
-    assert write(parse(text)) == expected
+    assert parse(text).text() == expected
 
 
 def test_parse_fills_in_pool_and_head() -> None:
@@ -79,7 +83,7 @@ def test_values_have_their_python_types() -> None:
 
 
 def test_parsing_twice_gives_separate_stages() -> None:
-    one, other = parse("react + energy | react + energy")
+    one, other = parse("react + energy | react + msp")
     assert not {id(stage) for stage in one.stages} & {id(stage) for stage in other.stages}
 
 
@@ -136,14 +140,20 @@ def test_round_trip(stages: list[Stage]) -> None:
     assert canonical(once) == once
 
 
-@given(st.lists(stages_in_order(), min_size=2, max_size=3))
-def test_round_trip_of_several_branches(branches: list[list[Stage]]) -> None:
+@given(st.lists(stages_in_order(), min_size=2, max_size=3), stage_of("fuse"))
+def test_round_trip_of_several_branches(branches: list[list[Stage]], fuse: Stage) -> None:
     text = "|".join("+".join(stage.text() for stage in stages) for stages in branches)
-    parsed = parse(text)
+    try:
+        parsed = parse(f"{text} | {fuse.text()}")
+    except ValueError as error:  # what only some lists of branches may have
+        assert re.search("weights for|moves the images|stands twice", str(error))
+        return
     assert len(parsed) == len(branches)
+    assert parsed.fuse is not None
+    assert parsed.fuse.settings() == fuse.settings()
     for branch, stages in zip(parsed, branches, strict=True):
         assert [stage.settings() for stage in branch.stages] == [stage.settings() for stage in stages]
-    assert canonical(write(parsed)) == write(parsed)
+    assert canonical(parsed.text()) == parsed.text()
 
 
 @given(st.text(alphabet="maxenrgyscl+|()[]=,.0123 \n_", max_size=40))
@@ -222,6 +232,14 @@ def test_junk_is_a_value_error_or_a_spec(text: str) -> None:
         ("max", "'max' ends without a score; append one, such as '+ energy'"),
         ("max + scale", "ends without a score"),
         ("energy | max", "ends without a score"),
+        ("energy | fisher", "'energy | fisher' fuses one detector; name two at least"),
+        ("fisher", "'fisher' fuses no detectors; write them before it"),
+        ("fisher | energy", "fisher fuses whole detectors; in 'fisher | energy' write it alone, after the last '|'"),
+        ("energy | max + fisher", "fisher fuses whole detectors"),
+        ("energy | knn | fisher(weights=[1])", "fisher has 1 weights for 2 detectors"),
+        ("energy | knn | fisher(weights=[1, 0])", "weights must be greater than 0"),
+        ("energy | mean + energy", "'mean + energy' stands twice"),
+        ("energy | odin + msp", "'odin + mean + msp' moves the images in passes of its own"),
         (
             "energy + max",
             "energy (score) stands before max (pool) in 'energy + max'; the order is perturb, pool, shape, head",
@@ -282,9 +300,8 @@ def test_long_junk_is_refused_at_once(text: str) -> None:
 @pytest.mark.parametrize("name", sorted(REGISTRY))
 def test_every_stage_is_in_the_language(name: str) -> None:
     stage = REGISTRY[name]
-    text = name if stage.kind == "score" else f"{name} + energy"
-    (branch,) = parse(text)
-    assert any(type(part) is stage for part in branch.stages)
+    text = {"score": name, "fuse": f"energy | max + energy | {name}"}.get(stage.kind, f"{name} + energy")
+    assert any(type(part) is stage for part in parse(text).stages)
     assert canonical(canonical(text)) == canonical(text)
 
 
@@ -325,6 +342,9 @@ combood(k=50, reg=1)
 godin(score=h)
 adascale_a(p_min=60, p_max=85, k_shift=1, k_correction=5, lam=10, o=0.05, eps=0.5)
 adascale_l(p_min=60, p_max=85, k_shift=1, k_correction=5, lam=10, o=0.05, eps=0.5)
+fisher(weights=none, tail=exponential)
+min(weights=none, tail=exponential)
+stouffer(weights=none, tail=exponential)
 """
 
 
@@ -333,9 +353,9 @@ def test_the_language_and_its_defaults_are_as_published() -> None:
     assert {re.match(r"\w+", term)[0] for term in terms} == set(REGISTRY)  # type: ignore[index]
     for term in terms:
         name = re.match(r"\w+", term)[0]  # type: ignore[index]
-        text = term if REGISTRY[name].kind == "score" else f"{term} + energy"
-        (branch,) = parse(text)
-        stage = next(part for part in branch.stages if part.name == name)
+        kind = REGISTRY[name].kind
+        text = {"score": term, "fuse": f"energy | max + energy | {term}"}.get(kind, f"{term} + energy")
+        stage = next(part for part in parse(text).stages if part.name == name)
         assert stage.text() == name, "a published default is not the default"
         assert len(stage.parameters_of()) == term.count("="), term
 

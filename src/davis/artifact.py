@@ -169,6 +169,7 @@ def _described(calibration: Calibration) -> dict[str, Any]:
         "kind": calibration.kind,
         "tpr": calibration.tpr,
         "delta": calibration.delta,
+        "thresholds": list(calibration.thresholds),
         "sizes": list(calibration.sizes),
         "groups": None if calibration.groups is None else list(calibration.groups),
     }
@@ -242,7 +243,7 @@ def _calibration(
 
 
 def _sound_calibration(value: dict[str, Any], scores: Tensor, classes: int | None) -> Calibration:
-    if value.keys() != {"kind", "tpr", "delta", "sizes", "groups"}:
+    if value.keys() != {"kind", "tpr", "delta", "thresholds", "sizes", "groups"}:
         raise ValueError(f"it has the fields {', '.join(sorted(value))}")
     sizes, groups = value["sizes"], value["groups"]
     if not isinstance(sizes, list) or not all(type(size) is int and size > 0 for size in sizes):
@@ -276,6 +277,8 @@ def _sound_calibration(value: dict[str, Any], scores: Tensor, classes: int | Non
     )
     if min(found.ranks) < 1:
         raise ValueError(f"{min(sizes)} scores cannot promise tpr={found.tpr}")
+    if value["thresholds"] != list(found.thresholds):
+        raise ValueError(f"its thresholds are {value['thresholds']!r}, and its scores give {list(found.thresholds)}")
     return found
 
 

@@ -50,6 +50,11 @@ class Calibration:
     delta: float | None = None  # the doubt that is left by ``conditional``
     groups: tuple[int, ...] | None = None  # the group of each class, where there are several
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Calibration) and self.statement() == other.statement()
+
+    __hash__ = None  # type: ignore[assignment]
+
     @property
     def alpha(self) -> float:
         """The share of in-distribution images that may be rejected."""
@@ -165,7 +170,7 @@ def calibrate(
     for group, part in enumerate(parts):
         if rank(len(part), tpr=tpr, kind=kind, delta=doubt) < 1:
             raise ValueError(_too_few(len(part), tpr, kind, doubt, None if groups is None else group))
-    if float(scores.min()) == float(scores.max()):
+    if len(scores) > 1 and float(scores.min()) == float(scores.max()):
         warnings.warn(
             f"all {len(scores)} held-out scores are {scores[0].item():.6g}: the detector cannot tell images apart, "
             "and only lower scores will be called OOD",

@@ -19,6 +19,7 @@ from davis.stages.base import Value
 
 _LONGEST = 2000
 ORDER = ("perturb", "pool", "shape", "head", "score")
+KINDS = (*ORDER, "fuse")
 
 _WORD = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)

@@ -25,6 +25,7 @@ AVERAGES = {"near": "nearood", "far": "farood"}
 _BEST = 3  # detectors with figures of their own
 _ILLUSTRATED = 8  # sets with figures; the page stays below 2 MB
 _RESAMPLES = 200
+_TABLES = ("accuracy_by_spec", "flops")  # facts with a table of their own
 _SHADES = 9
 _NEEDED = ("jinja2", "matplotlib", "pyarrow", "sklearn")
 
@@ -207,14 +208,44 @@ def _context(results: Results, lines: Sequence[Line]) -> dict[str, Any]:
         "features": {"mu": "μ", "sigma": "σ", "m": "m", "mu_sigma": f"μ + {results.gamma:g}σ"},
         "images": max(line.id_images for line in lines),
         "accuracies": accuracies(results),
-        "facts": {name: _fact(value) for name, value in results.facts.items() if name != "accuracy_by_spec"},
+        "costs": costs(results),
+        "facts": {name: _fact(value) for name, value in results.facts.items() if name not in _TABLES},
     }
 
 
-def accuracies(results: Results) -> dict[str, float]:
-    """Top-1 accuracy, in percent, of the logits that reach the scores: by what stands before the score."""
+class Accuracy(NamedTuple):
+    """What the logits that reach a score would classify, in percent."""
+
+    here: float
+    paper: float | None  # where its accuracy table has the row
+
+
+def accuracies(results: Results) -> dict[str, Accuracy]:
+    """Top-1 accuracy of the logits that reach the scores: by what stands before the score."""
     shares: Mapping[str, float] = results.facts.get("accuracy_by_spec", {})
-    return {spec.rpartition(" + ")[0]: 100 * share for spec, share in shares.items()}
+    printed = {} if results.paper is None else rows_of(*results.paper)
+    found: dict[str, Accuracy] = {}
+    for spec, share in shares.items():
+        before = spec.rpartition(" + ")[0]
+        cells = [figure(*results.paper, row.name, "", "accuracy") for row in printed.get(spec, ()) if results.paper]
+        paper = next((cell.value for cell in cells if cell is not None), None)
+        if before not in found or paper is not None:
+            found[before] = Accuracy(100 * share, paper)
+    return found
+
+
+class Cost(NamedTuple):
+    """What a detector computes beside the classifier's own pass, for one image."""
+
+    megaflops: float
+    share: float  # of the pass
+
+
+def costs(results: Results) -> dict[str, Cost]:
+    """The arithmetic of every detector that scores from one pass."""
+    flops: Mapping[str, float] = results.facts.get("flops", {})
+    whole = flops.get("model", 0.0)
+    return {spec: Cost(value / 1e6, value / whole) for spec, value in flops.items() if spec != "model" and whole}
 
 
 def _fact(value: Any) -> str:

@@ -19,6 +19,7 @@ from davis import __version__
 from davis.backbone import Backbone
 from davis.bench.cache import STATISTICS, Cached, Dtype, ImageSet, fill
 from davis.bench.grid import Scored, accuracies, score_all
+from davis.bench.overhead import overhead
 from davis.bench.results import Group, Results, Row, compare, save, save_arrays, write_atomically
 from davis.detector import Detector, fit_from_activations, fit_together
 from davis.statistics import CAPACITY
@@ -97,6 +98,7 @@ def run(benchmark: Benchmark, folder: Path, *, cache: Path, watch: Watch = _sile
         scores |= _score_pixels(benchmark, moving, name, images, watch)
         if name == benchmark.test.name:
             _save_accuracy(folder, cached, caches[name])
+            _save_overhead(folder, benchmark, cached)
         save_arrays(folder / "units" / f"{name}.npz", _units(caches[name]))
         save_arrays(_file(folder, name), {spec: scores[spec] for spec in (d.spec for d in detectors)})
     classifier = benchmark.backbone.classifier
@@ -226,6 +228,12 @@ def _save_accuracy(folder: Path, detectors: Sequence[Detector], cached: Cached) 
     write_atomically(folder / "accuracy.json", (json.dumps(found, indent=1) + "\n").encode())
 
 
+def _save_overhead(folder: Path, benchmark: Benchmark, detectors: Sequence[Detector]) -> None:
+    first = next(_first(benchmark.test, 1, 1))
+    found = overhead(benchmark.backbone, detectors, first)
+    write_atomically(folder / "overhead.json", (json.dumps(found, indent=1) + "\n").encode())
+
+
 def _units(cached: Cached) -> dict[str, NDArray[np.float32]]:
     """The channel statistics of a set: averaged over its images, and of a sample of them."""
     totals: dict[str, Any] = {}
@@ -260,6 +268,7 @@ def _results(benchmark: Benchmark, folder: Path, specs: list[str], caches: Mappi
         "dtype": benchmark.dtype,
         "skipped": {name: cached.skipped for name, cached in caches.items() if cached.skipped},
         "accuracy_by_spec": accuracy["by_spec"],
+        "flops": json.loads((folder / "overhead.json").read_text(encoding="utf-8")),
     }
     return Results(
         name=benchmark.name,

@@ -96,7 +96,7 @@ def list_(
 
 
 def _stages() -> list[dict[str, Any]]:
-    from davis.spec import ORDER
+    from davis.spec import KINDS
     from davis.stages import stages_of
 
     return [
@@ -107,7 +107,7 @@ def _stages() -> list[dict[str, Any]]:
             "does": (stage.__doc__ or "").strip().partition("\n")[0].replace("``", ""),
             "experimental": stage.experimental,
         }
-        for kind in ORDER
+        for kind in KINDS
         for stage in stages_of(kind)
     ]
 

@@ -223,7 +223,7 @@ class Fuse(Stage):
     def shares(self, scores: Tensor) -> Tensor:
         """(detector,) the weights, 1 on average."""
         given = (1.0,) * scores.shape[1] if self.weights is None else self.weights
-        weights = torch.tensor(given, dtype=scores.dtype, device=scores.device)
+        weights = double(torch.tensor(given, device=scores.device))
         return weights / weights.mean()
 
     def check_weights(self) -> None:
