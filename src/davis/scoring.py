@@ -1,4 +1,4 @@
-"""Many detectors on cached activations: what they have in common is computed once."""
+"""Many detectors on activations taken before: what they have in common is computed once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from davis.bench.cache import Cached
 from davis.branch import Branch
 from davis.detector import Detector
 from davis.stages import NeighbourScore
@@ -110,20 +109,20 @@ def _branch(detector: Detector) -> Branch:
     return branch
 
 
-def accuracies(detectors: Sequence[Detector], cached: Cached) -> dict[str, Any]:
+def accuracies(detectors: Sequence[Detector], stream: Iterable[tuple[Activations, Labels | None]]) -> dict[str, Any]:
     """Top-1 accuracy of the model, and of the logits that reach each detector's score; None without labels."""
-    labels = cached.labels
-    if labels is None:
-        return {"model": None, "by_spec": {}}
     groups = _groups(detectors)
     right = dict.fromkeys(range(len(groups)), 0)
-    own = 0
+    own = images = 0
     with torch.no_grad():
-        for activations, truth in cached.stream():
+        for activations, truth in stream:
             if truth is None:
-                continue
+                return {"model": None, "by_spec": {}}
+            images += len(truth)
             own += int(activations.logits.argmax(1).eq(truth).sum())
             for place, group in enumerate(groups):
                 right[place] += int(group.logits(activations).argmax(1).eq(truth).sum())
-    shares = {spec: right[i] / len(labels) for i, group in enumerate(groups) for spec, _ in group.members}
-    return {"model": own / len(labels), "by_spec": {detector.spec: shares[detector.spec] for detector in detectors}}
+    if images == 0:
+        return {"model": None, "by_spec": {}}
+    shares = {spec: right[i] / images for i, group in enumerate(groups) for spec, _ in group.members}
+    return {"model": own / images, "by_spec": {detector.spec: shares[detector.spec] for detector in detectors}}
