@@ -11,9 +11,9 @@ import torch
 from scipy import stats
 
 import davis
-from davis.bench.grid import score_all
 from davis.detector import fit_from_activations
 from davis.fitting import REFERENCE
+from davis.scoring import score_all
 
 SPEC = "max + react(p=80) + energy | mean + energy | mean + knn(k=5)"
 FIT = [models.photos(150, seed) for seed in (1, 2)]

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import golden
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from davis.spec import canonical, parse
@@ -146,8 +146,8 @@ def test_round_trip_of_several_branches(branches: list[list[Stage]], fuse: Stage
     try:
         parsed = parse(f"{text} | {fuse.text()}")
     except ValueError as error:  # what only some lists of branches may have
-        assert re.search("weights for|moves the images|stands twice", str(error))
-        return
+        assume(not re.search("weights for|moves the images|stands twice", str(error)))
+        raise
     assert len(parsed) == len(branches)
     assert parsed.fuse is not None
     assert parsed.fuse.settings() == fuse.settings()

@@ -19,10 +19,10 @@ import torch
 
 import davis
 from davis.bench import cache, results
-from davis.bench.grid import accuracies, score_all
 from davis.bench.run import Benchmark, run
 from davis.data import Preprocessing
 from davis.detector import fit_from_activations
+from davis.scoring import accuracies, score_all
 from davis.sets import ArraySet
 
 PREPARED = Preprocessing(size=12, mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
@@ -138,7 +138,7 @@ class TestGrid:
         for detector in detectors:
             alone = torch.cat([detector.score(part) for part, _ in scored.stream(32)]).numpy()
             np.testing.assert_allclose(together[detector.spec], alone, rtol=1e-12, err_msg=detector.spec)
-        found = accuracies(detectors, scored)
+        found = accuracies(detectors, scored.stream())
         expected = (scored.activations().logits.argmax(1) == scored.labels).double().mean().item()
         assert found["model"] == pytest.approx(expected)
         assert found["by_spec"]["mean + energy"] == pytest.approx(expected)

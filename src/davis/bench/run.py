@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from davis import __version__
 from davis.backbone import Backbone
 from davis.bench.cache import STATISTICS, Cached, Dtype, ImageSet, fill
-from davis.bench.grid import Scored, accuracies, score_all
 from davis.bench.overhead import overhead
 from davis.bench.results import Group, Results, Row, compare, save, save_arrays, write_atomically
 from davis.detector import Detector, fit_from_activations, fit_together
+from davis.scoring import Scored, accuracies, score_all
 from davis.statistics import CAPACITY
 from davis.types import Images
 
@@ -224,7 +224,7 @@ def _score_pixels(
 
 
 def _save_accuracy(folder: Path, detectors: Sequence[Detector], cached: Cached) -> None:
-    found = accuracies(detectors, cached)
+    found = accuracies(detectors, cached.stream())
     write_atomically(folder / "accuracy.json", (json.dumps(found, indent=1) + "\n").encode())
 
 

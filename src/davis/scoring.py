@@ -1,4 +1,4 @@
-"""Many detectors on cached activations: what they have in common is computed once."""
+"""Many detectors on activations taken before: what they have in common is computed once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from davis.backbone import Backbone
-from davis.bench.cache import Cached
 from davis.branch import Branch
 from davis.detector import Detector
 from davis.stages import NeighbourScore
@@ -118,22 +117,22 @@ def _share(first: NeighbourScore, second: NeighbourScore) -> bool:
     return first is second or (first.bank.shape == second.bank.shape and torch.equal(first.bank, second.bank))
 
 
-def accuracies(detectors: Sequence[Detector], cached: Cached) -> dict[str, Any]:
+def accuracies(detectors: Sequence[Detector], stream: Iterable[tuple[Activations, Labels | None]]) -> dict[str, Any]:
     """Top-1 accuracy of the model, and of the logits that reach each detector's score; None without labels."""
-    labels = cached.labels
-    if labels is None:
-        return {"model": None, "by_spec": {}}
     groups = _groups(detectors)
     right = dict.fromkeys(range(len(groups)), 0)
-    own = 0
+    own = images = 0
     with torch.no_grad():
-        for activations, truth in cached.stream():
+        for activations, truth in stream:
             if truth is None:
-                continue
+                return {"model": None, "by_spec": {}}
+            images += len(truth)
             own += int(activations.logits.argmax(1).eq(truth).sum())
             for place, group in enumerate(groups):
                 right[place] += int(group.logits(activations).argmax(1).eq(truth).sum())
-    shares = {key: right[i] / len(labels) for i, group in enumerate(groups) for key in group.members}
+    if images == 0:
+        return {"model": None, "by_spec": {}}
+    shares = {key: right[i] / images for i, group in enumerate(groups) for key in group.members}
     single = [detector for detector in detectors if detector.fuse is None]
     by_spec = {detector.spec: shares[_key(detector, *detector.composition)] for detector in single}
-    return {"model": own / len(labels), "by_spec": by_spec}
+    return {"model": own / images, "by_spec": by_spec}
