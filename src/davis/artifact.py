@@ -144,6 +144,15 @@ def saved_calibration(folder: str | os.PathLike[str]) -> Calibration | None:
     return _calibration(record["calibration"], tensors.get(_CALIBRATION), None, path)
 
 
+def saved_class_counts(folder: str | os.PathLike[str]) -> Tensor:
+    """How often the fit of a saved detector saw each predicted class; needs no model."""
+    path = Path(folder)
+    counts = _unpacked(_read(path / TENSORS), path).get(_COUNTS)
+    if counts is None:
+        raise ValueError(f"{path} does not know how often its fit saw each class: it was fitted without a pass")
+    return counts
+
+
 def _unpacked(packed: bytes, path: Path) -> dict[str, Tensor]:
     try:
         return safetensors.torch.load(packed)

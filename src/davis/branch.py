@@ -149,6 +149,11 @@ class Composition:
             [] if self.fuse is None else [self.fuse]
         )
 
+    @property
+    def learns(self) -> bool:
+        """Whether anything is fitted on data."""
+        return self.fuse is not None or any(branch.learns for branch in self.branches)
+
     def text(self) -> str:
         """The canonical text; fusing by plain ``fisher`` goes without saying."""
         parts = [branch.text() for branch in self.branches]

@@ -11,7 +11,6 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import asdict
 from enum import Enum
 from functools import partial
@@ -22,23 +21,28 @@ import typer
 
 from davis.cli.options import (
     Batch,
+    ByClass,
+    Delta,
     Device,
     Head,
     Json,
+    Kind,
     Mean,
     Model,
     NumClasses,
+    Promise,
     Size,
     Skipped,
     Std,
     Strict,
     Tap,
+    Tpr,
     Weights,
     Workers,
     open_backbone,
     prepare,
 )
-from davis.cli.printing import Watched, bar, note, table
+from davis.cli.printing import Watched, bar, flat, note, table
 
 if TYPE_CHECKING:
     from davis.backbone import Backbone
@@ -138,15 +142,7 @@ def inspect(
     if as_json:
         print(json.dumps(found, indent=2))
     else:
-        table([{"": name, " ": value} for name, value in _flat(found)], header=False)
-
-
-def _flat(record: dict[str, Any]) -> Iterator[tuple[str, object]]:
-    for name, value in record.items():
-        if isinstance(value, dict) and value:
-            yield from ((f"{name}.{key}", inner) for key, inner in _flat(value))
-        else:
-            yield name, value
+        table([{"": name, " ": value} for name, value in flat(found)], header=False)
 
 
 # -- fit ------------------------------------------------------------------------------------------
@@ -165,7 +161,10 @@ def fit(
     num_classes: NumClasses = None,
     holdout: Annotated[Path | None, typer.Option(help="Folder of images for the threshold")] = None,
     holdout_share: Annotated[float, typer.Option(help="Else this share of --data, drawn at random")] = 0.2,
-    tpr: Annotated[float, typer.Option(help="Share of in-distribution images to accept")] = 0.95,
+    tpr: Tpr = 0.95,
+    promise: Promise = Kind.marginal,
+    delta: Delta = 0.05,
+    by_class: ByClass = False,
     size: Size = None,
     resize: Annotated[int | None, typer.Option(help="Shorter side before the middle square is cut out")] = None,
     mean: Mean = None,
@@ -195,12 +194,12 @@ def fit(
     files = image_files([_folder(data)])
     if holdout is not None:
         fitted, held = shuffled(files, seed), image_files([_folder(holdout)])
-    elif any(branch.learns for branch in parse(text)):
+    elif parse(text).learns or by_class:
         fitted, held = split(files, holdout_share, seed)
     else:
         fitted, held = [], files  # nothing is fitted, so all of them can set the threshold
     try:
-        calibrate(arange(len(held)).double(), tpr=tpr)  # before the work, not after it
+        calibrate(arange(len(held)).double(), tpr=tpr, kind=promise.value, delta=delta)  # before the work, not after
     except ValueError as error:
         raise ValueError(f"{error}; --holdout-share or --holdout gives more") from None
     if weights == "none":
@@ -220,7 +219,8 @@ def fit(
         capacity=capacity or CAPACITY,
         seed=seed,
     )
-    detector.calibrate(Watched("calibrate", read(held)), tpr=tpr)
+    held_out = Watched("calibrate", read(held))
+    detector.calibrate(held_out, tpr=tpr, kind=promise.value, delta=delta, by_class=by_class)
     save(detector, out)
     summary = {
         "folder": str(out),
@@ -231,13 +231,14 @@ def fit(
         "images_held_out": 0 if detector.calibration is None else detector.calibration.count,
         "tpr": tpr,
         "threshold": detector.threshold,
+        "calibration": {} if detector.calibration is None else detector.calibration.statement(),
         "unreadable": len(skipped.files),
         "seconds": round(time.monotonic() - started, 2),
     }
     if as_json:
         print(json.dumps(summary))
     else:
-        table([{"": name, " ": value} for name, value in summary.items()], header=False)
+        table([{"": name, " ": value} for name, value in flat(summary)], header=False)
 
 
 def _spec(spec: str | None, preset: str | None, id: str | None, arch: str | None, values: Values) -> str:
@@ -297,6 +298,9 @@ def score(
     strict: Strict = False,
     as_json: Json = False,
     csv_file: Annotated[Path | None, typer.Option("--csv", help="Write the table there")] = None,
+    fdr: Annotated[
+        float | None, typer.Option(help="Judge all images together: the share of OOD verdicts that may be wrong")
+    ] = None,
 ) -> int:
     """Score images: on which of them should the model not be trusted?"""
     from davis.artifact import load, read_record
@@ -314,11 +318,18 @@ def score(
     skipped = Skipped(strict)
     batches = Images(files, preprocessing, batch=batch, workers=workers, on_error=skipped.add)
     rows: list[dict[str, Any]] = []
+    together = fdr is not None  # then no verdict is known before the last image
+    if together and detector.calibration is None:
+        raise ValueError(f"--fdr judges by p-values, and {folder} is not calibrated; see davis calibrate")
     apart = not (as_json and sys.stdout.isatty())  # a bar among lines of results would be torn
     for positions, pictures in bar("score", batches.numbered(), len(batches), shown=apart):
         found = _verdicts([files[position] for position in positions], detector(pictures), names)
-        rows += [] if as_json else found
-        for row in found if as_json else []:
+        rows += found if together or not as_json else []
+        for row in found if as_json and not together else []:
+            print(json.dumps(row), flush=True)
+    if fdr is not None and detector.calibration is not None:
+        _judge_together(rows, fdr, detector.calibration.count)
+        for row in rows if as_json else []:
             print(json.dumps(row), flush=True)
     if csv_file is not None:
         _write_csv(csv_file, rows)
@@ -333,18 +344,34 @@ def _adapter(found: dict[str, Any]) -> dict[str, Any]:
     return {"tap": found.get("tap"), "head": found.get("head")} if plain else {}
 
 
+VERDICTS = {None: None, True: "OOD", False: "ok"}
+
+
 def _verdicts(files: list[Path], output: Output, names: list[str] | None) -> list[dict[str, Any]]:
     probabilities, predicted = output.logits.double().softmax(1).max(1)
     if names is not None and len(names) != output.logits.shape[1]:
         raise ValueError(f"--classes names {len(names)} classes, and the model has {output.logits.shape[1]}")
-    ood = [None] * len(files) if output.is_ood is None else output.is_ood.tolist()
-    columns = zip(files, predicted.tolist(), probabilities.tolist(), output.score.tolist(), ood, strict=True)
+    nothing = [None] * len(files)
+    ood = nothing if output.is_ood is None else output.is_ood.tolist()
+    p = nothing if output.p_value is None else output.p_value.tolist()
+    columns = zip(files, predicted.tolist(), probabilities.tolist(), output.score.tolist(), p, ood, strict=True)
     return [
         {"file": str(file), "class": label}
         | ({} if names is None else {"name": names[label]})
-        | {"probability": probability, "score": score, "verdict": {None: None, True: "OOD", False: "ok"}[is_ood]}
-        for file, label, probability, score, is_ood in columns
+        | {"probability": probability, "score": score, "p_value": p_value, "verdict": VERDICTS[is_ood]}
+        for file, label, probability, score, p_value, is_ood in columns
     ]
+
+
+def _judge_together(rows: list[dict[str, Any]], fdr: float, held_out: int) -> None:
+    """Verdicts by Benjamini and Hochberg in the place of those by the threshold."""
+    from torch import float64, tensor
+
+    from davis.calibrate import discoveries
+
+    p = tensor([row["p_value"] for row in rows], dtype=float64)
+    for row, found in zip(rows, discoveries(p, q=fdr, held_out=held_out).tolist(), strict=True):
+        row["verdict"] = VERDICTS[found]
 
 
 def _write_csv(file: Path, rows: list[dict[str, Any]]) -> None:

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
 from davis.cli.printing import note
+
+
+class Kind(str, Enum):
+    """What a threshold promises; see davis.calibrate."""
+
+    marginal = "marginal"
+    conditional = "conditional"
+
 
 if TYPE_CHECKING:
     from davis.backbone import Backbone
@@ -27,6 +36,12 @@ Batch: TypeAlias = Annotated[int, typer.Option(min=1, help="Images at a time")]
 Device: TypeAlias = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps; default: cuda if there, else cpu")]
 Workers: TypeAlias = Annotated[int, typer.Option(min=0, help="Threads that decode images")]
 Strict: TypeAlias = Annotated[bool, typer.Option("--strict", help="Stop at the first image that cannot be read")]
+Tpr: TypeAlias = Annotated[float, typer.Option(help="Share of in-distribution images to accept")]
+Promise: TypeAlias = Annotated[
+    Kind, typer.Option("--promise", help="To hold on average over draws of held-out images, or for the one in hand")
+]
+Delta: TypeAlias = Annotated[float, typer.Option(help="Doubt that the promise for the threshold in hand may leave")]
+ByClass: TypeAlias = Annotated[bool, typer.Option("--by-class", help="A threshold for each predicted class")]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON")]
 
 

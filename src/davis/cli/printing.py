@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -34,6 +34,15 @@ def bar(title: str, batches: Iterable[Any], total: int, *, shown: bool = True) -
 
 def note(text: str) -> None:
     print(text, file=sys.stderr)
+
+
+def flat(record: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+    """Names and values of a record, those of a record inside it as ``name.inner``."""
+    for name, value in record.items():
+        if isinstance(value, dict) and value:
+            yield from ((f"{name}.{key}", inner) for key, inner in flat(value))
+        else:
+            yield name, value
 
 
 def table(rows: Sequence[dict[str, Any]], *, header: bool = True) -> None:
