@@ -1,4 +1,4 @@
-"""Classifiers by name: torchvision, timm and transformers models, or a Python object of the user's own."""
+"""Classifiers by name: torchvision, timm, transformers and our own zoo, or a Python object of the user's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,16 @@ from torch import Tensor, nn
 
 from davis.data import IMAGENET_MEAN, IMAGENET_STD, INTERPOLATIONS, Preprocessing
 from davis.torchvision_ops import declare_missing_operators
-from davis.zoo import DenseNet, from_authors
+from davis.zoo import (
+    LITES,
+    DenseNet,
+    EfficientNetLite,
+    channels_last,
+    from_authors,
+    from_wheel,
+    preprocessing_of_lite,
+    weights_of_lite,
+)
 
 FORMS = "a torchvision or timm name, hf:ID or hf:FOLDER, or module:factory"
 _EXTRAS = {"torchvision": "timm", "timm": "timm", "transformers": "hf"}
@@ -32,7 +41,7 @@ _WRAPPERS = ("state_dict", "model", "model_state_dict")  # where training script
 class _Place(NamedTuple):
     """Where a model comes from, and its name there."""
 
-    zoo: str  # torchvision, timm, hf or python
+    zoo: str  # davis, torchvision, timm, hf or python
     name: str
 
 
@@ -47,11 +56,12 @@ def load_model(name: str, *, weights: str = "default", classes: int | None = Non
     file = None if weights in ("default", "none") else Path(weights)
     if file is not None and not file.is_file():
         raise FileNotFoundError(f"no weights there: {file} is no file; allowed are default, none or a file of tensors")
-    if pretrained and classes is not None and place.zoo in ("torchvision", "timm", "hf"):
+    if pretrained and classes is not None and place.zoo != "python":
         raise ValueError(
             f"the pretrained {name!r} has its own classes; {classes} of them need weights from a file, or none"
         )
-    make = {"torchvision": _torchvision, "timm": _timm, "hf": _hugging_face, "python": _python}[place.zoo]
+    zoos = {"davis": _lite, "torchvision": _torchvision, "timm": _timm, "hf": _hugging_face, "python": _python}
+    make = zoos[place.zoo]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # about the zoo's own defaults; nothing a user can act on
         model = make(place.name, pretrained, classes)
@@ -63,6 +73,8 @@ def load_model(name: str, *, weights: str = "default", classes: int | None = Non
 def preprocessing_of(name: str, model: nn.Module) -> Preprocessing:
     """How the model's zoo prepares images for it; where nothing is known, ImageNet's values."""
     place = _resolve(name)
+    if place.zoo == "davis":
+        return preprocessing_of_lite(place.name)
     if place.zoo == "torchvision":
         return _torchvision_preprocessing(place.name)
     if place.zoo == "timm":
@@ -107,14 +119,16 @@ def _resolve(name: str) -> _Place:
         return _Place(zoo, rest)
     if colon:
         return _Place("hf", rest) if zoo == "hf" else _Place("python", name)
-    known = []
+    if name in LITES:  # timm has networks of these names too: timm:efficientnet_lite0
+        return _Place("davis", name)
+    known = list(LITES)
     for zoo in ("torchvision", "timm"):
         with contextlib.suppress(ModuleNotFoundError):
             names = _names(zoo)
             if _is_known(zoo, name, names):
                 return _Place(zoo, name)
             known += names
-    if not known:
+    if len(known) == len(LITES):
         _import("torchvision")  # raises: neither zoo is there
     raise ValueError(f"unknown model {name!r}; {_suggest(name, known)}")
 
@@ -162,6 +176,13 @@ def _fetched(name: str, make: Callable[[], nn.Module], pretrained: bool) -> nn.M
             f"cannot get the pretrained weights of {name!r} ({_first_line(error)}); "
             "use --weights FILE or --weights none"
         ) from error
+
+
+def _lite(name: str, pretrained: bool, classes: int | None) -> nn.Module:
+    model = EfficientNetLite(name, classes=1000 if classes is None else classes)
+    if pretrained:
+        model.load_state_dict(weights_of_lite(name))
+    return channels_last(model)
 
 
 def _torchvision(name: str, pretrained: bool, classes: int | None) -> nn.Module:
@@ -244,6 +265,8 @@ def _fill(model: nn.Module, file: Path, name: str) -> None:
     tensors = {key.removeprefix("module."): value for key, value in tensors.items()}  # of DataParallel
     if isinstance(model, DenseNet) and "encoder.conv1.weight" in tensors:
         tensors = from_authors(tensors)
+    if isinstance(model, EfficientNetLite) and "_conv_stem.weight" in tensors:
+        tensors = from_wheel(tensors)
     wanted = model.state_dict()
     for problem, keys in (("lacks", wanted.keys() - tensors.keys()), ("has unknown", tensors.keys() - wanted.keys())):
         if keys:

@@ -208,6 +208,8 @@ def _known(identity: Mapping[str, Any], images: Callable[[str, str], ImageSet]) 
         if not isinstance(half, FolderSet):
             raise ValueError(f"{identity['images']!r} is no folder to be split; give [id] fit and test")
         half.keep(place, 2)
+        if identity["images"] in DATASETS:  # which gave both halves its own name
+            half.name += ("_fit", "_test")[place]
     return halves[0], halves[1]
 
 
