@@ -51,7 +51,17 @@ def main() -> None:
     print("# Do thresholds keep their promise?\n")
     print(f"Written by `python benchmarks/coverage.py`: {SPLITS:,} random splits of the scores of {run.id} "
           f"({run.model}), n images to calibrate on and the rest to test with; delta {DELTA}.\n")  # fmt: skip
-    head = ("detector", "alpha", "n", "promise", "k", "accepted, mean", "3 standard errors", "short of 1 - alpha", "by law")
+    head = (
+        "detector",
+        "alpha",
+        "n",
+        "promise",
+        "k",
+        "accepted, mean",
+        "3 standard errors",
+        "short of 1 - alpha",
+        "by law",
+    )
     print("| " + " | ".join(head) + " |\n" + "|---" * len(head) + "|")
     drawn = {}
     for spec in SPECS:

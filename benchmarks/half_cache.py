@@ -58,8 +58,8 @@ def main() -> None:
             moved.append((spec, name, 100 * abs(pair[0].fpr - pair[1].fpr), 100 * abs(pair[0].auroc - pair[1].auroc)))
     fpr, auroc = (np.array([row[place] for row in moved]) for place in (2, 3))
     print("# Activations in float16\n")
-    print(f"Written by `python benchmarks/half_cache.py`: {len(specs)} detectors of `{NAME}` on {', '.join(SETS)}, from "
-          "a float32 cache and from its float16 rounding, fitted and scored on each.\n")  # fmt: skip
+    print(f"Written by `python benchmarks/half_cache.py`: {len(specs)} detectors of `{NAME}` on {', '.join(SETS)}, "
+          "from a float32 cache and from its float16 rounding, fitted and scored on each.\n")  # fmt: skip
     print("| difference, points | median | 95% below | largest | where |\n|---|---|---|---|---|")
     for label, values in (("FPR@95", fpr), ("AUROC", auroc)):
         spec, name, *_ = moved[int(values.argmax())]
