@@ -1,0 +1,68 @@
+"""What a monitor was asked to do, and what it promises."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite
+from typing import Literal, TypeAlias, get_args
+
+Method: TypeAlias = Literal["online", "flags"]
+METHODS: tuple[str, ...] = get_args(Method)
+CAPACITY = 100_000  # scores of the online reference: 0.8 MB
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All that stays the same while a stream is watched; checked when made."""
+
+    method: str
+    bound: float  # on the probability of a false alarm, ever
+    alpha: float  # the flag rate that the threshold promises not to exceed
+    delta: float  # the probability, over calibration draws, that it does
+    threshold: float | None  # None where there are too few calibration scores to promise one
+    seed: int
+    window: int
+    capacity: int
+    confidence: float  # of the interval for the flag rate
+    calibration_count: int
+    calibration_sha256: str
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise ValueError(f"method must be one of {', '.join(METHODS)}; got {self.method!r}")
+        for name in ("bound", "alpha", "delta", "confidence"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, float | int) or not 0 < value < 1:
+                raise ValueError(f"{name} must lie between 0 and 1; got {value!r}")
+            object.__setattr__(self, name, float(value))
+        for name, least in (("seed", 0), ("window", 1), ("capacity", 1), ("calibration_count", 1)):
+            value = getattr(self, name)
+            if type(value) is not int or value < least:
+                raise ValueError(f"{name} must be a whole number from {least} on; got {value!r}")
+        if self.threshold is not None:
+            if not isinstance(self.threshold, float | int) or not isfinite(self.threshold):
+                raise ValueError(f"threshold must be a finite number; got {self.threshold!r}")
+            object.__setattr__(self, "threshold", float(self.threshold))
+        elif self.method == "flags":
+            raise ValueError("method 'flags' needs a threshold")
+        if type(self.calibration_sha256) is not str:
+            raise ValueError(f"calibration_sha256 must be text; got {self.calibration_sha256!r}")
+
+    @property
+    def false_alarm_bound(self) -> float:
+        """What the probability of a false alarm of one test, at any time, does not exceed."""
+        return self.bound if self.method == "online" else self.bound + self.delta
+
+    @property
+    def promise(self) -> str:
+        """The guarantee and what it assumes, in words."""
+        if self.method == "online":
+            return (
+                f"if the stream is exchangeable with the calibration scores, an alarm is ever raised "
+                f"with a probability of at most {self.bound:g}"
+            )
+        return (
+            f"if stream and calibration scores are independent draws of one law, an alarm is ever raised "
+            f"with a probability of at most {self.bound + self.delta:g}: {self.bound:g}, and {self.delta:g} that the "
+            f"threshold flags more than {self.alpha:g} of that law"
+        )
