@@ -166,8 +166,10 @@ class TestInterval:
     def evidence(rate: np.ndarray | float, hits: np.ndarray | int, count: np.ndarray | int) -> np.ndarray:
         """The mixture over slopes for a rate that is too low, in the plainest form that does not overflow."""
         slopes = [0.005 * math.sqrt(2) ** power for power in range(23)]
-        terms = [s * np.asarray(hits) - count * np.log(1 - rate + rate * math.exp(s)) for s in slopes]
-        return scipy.special.logsumexp(terms, axis=0) - math.log(len(slopes))
+        total = np.float64(-np.inf)
+        for s in slopes:
+            total = np.logaddexp(total, s * np.asarray(hits) - count * np.log(1 - rate + rate * math.exp(s)))
+        return total - math.log(len(slopes))
 
     @pytest.mark.parametrize(("hits", "count"), [(1, 1), (1, 2), (5, 100), (97, 100), (500, 10_000), (20_000, 400_000)])
     def test_limits_are_where_the_evidence_is_enough(self, hits: int, count: int) -> None:
@@ -189,9 +191,9 @@ class TestInterval:
 
     @pytest.mark.parametrize("rates", ["constant", "changing"])
     def test_covers_at_all_times(self, rates: str) -> None:
-        """One miss at any of 3,000 times counts, also when the rate changes along the way."""
-        random, streams, steps = np.random.default_rng(1), 600, 3000
-        each = np.full(steps, 0.05) if rates == "constant" else np.where(np.arange(steps) < 1000, 0.03, 0.4)
+        """One miss at any of 1,000 times counts, also when the rate changes along the way."""
+        random, streams, steps = np.random.default_rng(1), 400, 1000
+        each = np.full(steps, 0.05) if rates == "constant" else np.where(np.arange(steps) < 400, 0.03, 0.4)
         flags, times = random.random((streams, steps)) < each, np.arange(1, steps + 1)
         hits, average = flags.cumsum(1), each.cumsum() / times
         lower = self.evidence(average, hits, times) >= math.log(2 / 0.05)
@@ -492,7 +494,7 @@ class TestState:
 class TestPromise:
     """Streams without a shift, calibration drawn anew for each."""
 
-    STREAMS, STEPS, COUNT, BOUND = 400, 3000, 100, 0.05
+    STREAMS, STEPS, COUNT, BOUND = 300, 1500, 100, 0.05
 
     def alarmed(self, method: str, **options: object) -> float:
         alarms = 0
@@ -516,7 +518,7 @@ class TestPromise:
         assert self.alarmed("flags", delta=0.02) <= self.limit(self.BOUND + 0.02)
 
     def test_a_fixed_reference_would_break_it(self) -> None:
-        """Why davis has no such method: the same bets on p-values against one set raise many times the alarms."""
+        """Why davis has no such method: the same bets on p-values against one set raise far more alarms than they may."""
         alarms = 0
         for seed in range(self.STREAMS):
             random = np.random.default_rng(seed)
@@ -528,4 +530,4 @@ class TestPromise:
                 if capital.log_value >= -math.log(self.BOUND):
                     alarms += 1
                     break
-        assert alarms / self.STREAMS > 3 * self.limit(self.BOUND)
+        assert alarms / self.STREAMS > 2 * self.limit(self.BOUND)

@@ -14,8 +14,8 @@ _LARGE = 1e100  # beyond it the capital is counted in another unit, so that it n
 
 # Densities on (0, 1) that are high at small p: 1 - w + w k p^(k - 1). A small w stands for a few very low scores among
 # ordinary ones, w = 1 for a stream that has moved as a whole. Vovk's power martingale has w = 1.
-_SHARES = (0.02, 0.08, 0.3, 1.0)
-_POWERS = (0.2, 0.5)
+_SHARES = (0.03, 0.1, 0.3, 1.0)
+_POWERS = (0.2, 0.6)
 P_VALUE_BETS = len(_SHARES) * len(_POWERS)
 
 # Flag rates that are bet on, as shares of the way from alpha to 1.

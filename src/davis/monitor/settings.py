@@ -31,18 +31,19 @@ class Settings:
         if self.method not in METHODS:
             raise ValueError(f"method must be one of {', '.join(METHODS)}; got {self.method!r}")
         for name in ("bound", "alpha", "delta", "confidence"):
-            value = getattr(self, name)
+            value: object = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, float | int) or not 0 < value < 1:
                 raise ValueError(f"{name} must lie between 0 and 1; got {value!r}")
             object.__setattr__(self, name, float(value))
         for name, least in (("seed", 0), ("window", 1), ("capacity", 1), ("calibration_count", 1)):
-            value = getattr(self, name)
-            if type(value) is not int or value < least:
-                raise ValueError(f"{name} must be a whole number from {least} on; got {value!r}")
-        if self.threshold is not None:
-            if not isinstance(self.threshold, float | int) or not isfinite(self.threshold):
-                raise ValueError(f"threshold must be a finite number; got {self.threshold!r}")
-            object.__setattr__(self, "threshold", float(self.threshold))
+            number: object = getattr(self, name)
+            if type(number) is not int or number < least:
+                raise ValueError(f"{name} must be a whole number from {least} on; got {number!r}")
+        threshold: object = self.threshold
+        if threshold is not None:
+            if isinstance(threshold, bool) or not isinstance(threshold, float | int) or not isfinite(threshold):
+                raise ValueError(f"threshold must be a finite number; got {threshold!r}")
+            object.__setattr__(self, "threshold", float(threshold))
         elif self.method == "flags":
             raise ValueError("method 'flags' needs a threshold")
         if type(self.calibration_sha256) is not str:

@@ -96,6 +96,7 @@ class Monitor:
         self._recent: list[float] = []  # the unfinished window
         self._recent_alarms: list[int] = []
         self._reference = Reference(scores, capacity=self.settings.capacity) if method == "online" else None
+        self._flag_factors = flag_factors(self.settings.alpha)
         self.reset()
 
     # -- watching ---------------------------------------------------------------------------------
@@ -141,7 +142,7 @@ class Monitor:
         if self._reference is not None:
             factors = p_value_factors(self._reference.join(score, tie=tie, drop=drop))
         else:
-            factors = flag_factors(settings.alpha)[flag]
+            factors = self._flag_factors[flag]
         self._capital.bet(factors)
         self.count += 1
         self._flagged += flag
@@ -280,6 +281,7 @@ class Monitor:
         self.alarm = None if state["alarm"] is None else Alarm(**state["alarm"])
         self._recent, self._recent_alarms = state["recent"], state["recent_alarms"]
         self._reference = None
+        self._flag_factors = flag_factors(self.settings.alpha)
         bets = FLAG_BETS
         if self.settings.method == "online":
             bets = P_VALUE_BETS
