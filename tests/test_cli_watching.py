@@ -15,6 +15,7 @@ import pytest
 import safetensors.numpy
 
 from davis.cli import main
+from davis.cli.printing import LiveLine
 from davis.monitor import Monitor
 from davis.scores_file import scores_sha256
 
@@ -176,12 +177,35 @@ class TestState:
         again = run("-", *options, "--after-alarm", "reset", stdin=lines(STEADY[:1]))
         assert (again.status, again.rows[-1]["scores"], again.rows[-1]["test"]) == (0, 352, 2)
 
-    def test_is_saved_at_windows_before_the_stream_breaks(self, run: Run) -> None:
-        broken = lines(STEADY[:130]) + "no JSON\n"
-        done = run("-", "--calibration", "known.csv", "--state", "state.json", "--window", 64, stdin=broken)
+    def test_holds_all_that_came_before_the_stream_broke(self, run: Run) -> None:
+        options = ("--calibration", "known.csv", "--state", "state.json", "--window", 64)
+        done = run("-", *options, stdin=lines(STEADY[:130]) + "no JSON\n")
         assert done.status == 2
         assert done.err == "error: stdin, line 131 is not JSON: 'no JSON'\n"
-        assert Monitor.load("state.json").count == 128
+        assert Monitor.load("state.json").summary() == expected(STEADY[:130], window=64).summary()
+
+    def test_is_saved_while_the_stream_goes_on(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("davis.cli.watching._SAVE_EVERY", -1)
+        counts = []
+        monkeypatch.setattr(Monitor, "save", lambda monitor, _: counts.append(monitor.count))
+        run("-", "--calibration", "known.csv", "--state", "state.json", stdin=lines(STEADY[:3]))
+        assert counts == [1, 2, 3, 3]
+
+    def test_is_not_made_by_a_failure(self, run: Run) -> None:
+        assert run("gone.csv", "--calibration", "known.csv", "--state", "state.json").status == 2
+        assert not Path("state.json").exists()
+
+    def test_interrupted_in_the_middle_of_a_score_is_not_saved(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+        take = Monitor._take
+
+        def interrupt(monitor: Monitor, *arguments: float) -> object:
+            if monitor.count == 5:
+                raise KeyboardInterrupt
+            return take(monitor, *arguments)
+
+        monkeypatch.setattr(Monitor, "_take", interrupt)
+        assert run("steady.csv", "--calibration", "known.csv", "--state", "state.json").status == 130
+        assert not Path("state.json").exists()
 
     def test_must_be_what_is_asked_for(self, run: Run) -> None:
         run("steady.csv", "--calibration", "known.csv", "--state", "state.json")
@@ -216,6 +240,29 @@ def test_errors_are_one_line(run: Run, arguments: list[str], message: str) -> No
     assert len(done.err.splitlines()) == 1
     assert done.err.startswith("error: ")
     assert message in done.err
+
+
+def test_help_waits_for_nothing_slow() -> None:
+    code = (
+        "import sys; from davis.cli import main\n"
+        "try: main(['watch', '--help'])\n"
+        "except SystemExit as end: assert end.code == 0, end.code\n"
+        "assert not {'torch', 'numpy'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "--after-alarm" in done.stdout
+
+
+def test_live_line_is_for_terminals(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    LiveLine().show("nothing")
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    line = LiveLine()
+    line.show("1 score")
+    line.show("2 scores")  # too soon
+    line.clear()
+    assert capsys.readouterr().err == "\r\x1b[2K1 score\r\x1b[2K"
 
 
 def test_needs_neither_torch_nor_a_model(tmp_path: Path) -> None:

@@ -518,7 +518,7 @@ class TestPromise:
         assert self.alarmed("flags", delta=0.02) <= self.limit(self.BOUND + 0.02)
 
     def test_a_fixed_reference_would_break_it(self) -> None:
-        """Why davis has no such method: the same bets on p-values against one set raise far more alarms than they may."""
+        """Why davis has no such method: the same bets on p-values against one set raise far more alarms."""
         alarms = 0
         for seed in range(self.STREAMS):
             random = np.random.default_rng(seed)

@@ -41,7 +41,7 @@ _HOMES = {
     "save": "davis.artifact",
 }
 
-_MODULES = ("metrics", "stages")
+_MODULES = ("metrics", "monitor", "stages")
 
 __all__ = ["__version__", *_HOMES]
 

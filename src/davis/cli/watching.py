@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from enum import Enum
@@ -16,10 +17,11 @@ from davis.cli.options import Json
 from davis.cli.printing import LiveLine, cell, note, table
 
 if TYPE_CHECKING:
-    from davis.monitor import Monitor, Window
+    from davis.monitor import Alarm, Monitor, Window
     from davis.scores_file import Values
 
 ALARM = 3  # the status that says so
+_SAVE_EVERY = 5.0  # seconds
 
 
 class Method(str, Enum):
@@ -55,7 +57,7 @@ def watch(
     as_json: Json = False,
 ) -> int:
     """Watch a stream of scores and raise an alarm when it shifts; status 3 if one was raised."""
-    from davis.monitor import Alarm, Window
+    from davis.monitor import Alarm
 
     given = {"bound": bound, "alpha": alpha, "delta": delta, "threshold": threshold, "window": window, "seed": seed}
     asked: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
@@ -69,30 +71,57 @@ def watch(
     elif alarm is not None:
         note(f"the alarm that {state} was saved with stands; --after-alarm reset begins a new test")
     line = LiveLine(shown=not (as_json and sys.stdout.isatty()))  # it would tear lines of results
+    saved = _Saved(monitor, state)
     header = not as_json
-    for batch in _batches(scores, column, monitor.settings.window):
-        if alarm is not None and after_alarm is AfterAlarm.stop:
-            break
-        events = monitor.update(batch, after_alarm=after_alarm.value)
-        if events:
-            line.clear()
-        for event in events:
-            if isinstance(event, Alarm):
-                alarm = event
-                note(f"alarm at score {alarm.at}: the e-value is {alarm.e_value:.4g}")
-            else:
-                _print_window(event, as_json, header=header)
-                header = False
-        if state is not None and any(isinstance(event, Window) for event in events):
-            monitor.save(state)
-        line.show(f"{monitor.count:,} scores, e-value {monitor.e_value:.3g}, flagged {_percent(monitor.flag_rate)}")
+    with saved:
+        for batch in _batches(scores, column, monitor.settings.window):
+            if alarm is not None and after_alarm is AfterAlarm.stop:
+                break
+            events = saved.update(batch, after_alarm.value)
+            if events:
+                line.clear()
+            for event in events:
+                if isinstance(event, Alarm):
+                    alarm = event
+                    note(f"alarm at score {alarm.at}: the e-value is {alarm.e_value:.4g}")
+                else:
+                    _print_window(event, as_json, header=header)
+                    header = False
+            rate = _percent(monitor.flag_rate)
+            line.show(f"{monitor.count:,} scores, e-value {monitor.e_value:.3g}, flagged {rate}")
     line.clear()
     if monitor.window is not None:
         _print_window(monitor.window, as_json, header=header)
-    if state is not None:
-        monitor.save(state)
     _print_final({**monitor.summary(), "alarm": None if alarm is None else asdict(alarm)}, as_json)
     return ALARM if alarm is not None else 0
+
+
+class _Saved:
+    """A monitor that is saved every few seconds and at the end, also where that is an error or an interrupt."""
+
+    def __init__(self, monitor: Monitor, file: Path | None) -> None:
+        self.monitor = monitor
+        self.file = file
+        self._count = monitor.count
+        self._whole = True  # not in the middle of a score
+        self._due = time.monotonic() + _SAVE_EVERY
+
+    def update(self, batch: Values | list[float], after_alarm: Any) -> list[Alarm | Window]:
+        self._whole = False
+        events = self.monitor.update(batch, after_alarm=after_alarm)
+        self._whole = True
+        if self.file is not None and time.monotonic() > self._due:
+            self.monitor.save(self.file)
+            self._due = time.monotonic() + _SAVE_EVERY
+        return events
+
+    def __enter__(self) -> _Saved:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        worth = kind is None or (self._whole and self.monitor.count > self._count)
+        if self.file is not None and worth:
+            self.monitor.save(self.file)
 
 
 def _open(calibration: Path | None, column: str, asked: dict[str, Any], state: Path | None) -> Monitor:
