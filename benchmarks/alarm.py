@@ -149,7 +149,7 @@ def check(pool: Pool) -> None:
     for method in ("online", "flags"):
         known, codes = pool.draw(random, (3, 500)), pool.draw(random, (3, 4 * BLOCK), 0.03)
         monitors = [Monitor(pool.values[row], method=method, alpha=ALPHA, delta=DELTA, seed=7) for row in known]
-        ties = np.tile(np.array(monitors[0]._draws(codes.shape[1]))[:, 0], (3, 1))
+        ties = np.array([monitor._draws(codes.shape[1]) for monitor in monitors])[:, :, 0]
         running = Streams(method, known, len(pool.values))
         for begin in range(0, codes.shape[1], BLOCK):
             part = slice(begin, begin + BLOCK)

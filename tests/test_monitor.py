@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from pathlib import Path
@@ -24,9 +25,11 @@ def stream(count: int, *, seed: int = 0, shift: float = 0.0) -> np.ndarray:
     return np.random.default_rng(seed).normal(-shift, 1, count)
 
 
-def draws(seed: int, count: int) -> np.ndarray:
+def draws(seed: int, known: np.ndarray, count: int) -> np.ndarray:
     """The tie and drop draws of a monitor, straight from the generator's bits."""
-    return ((np.random.PCG64(seed).random_raw(2 * count) >> 11) + 0.5).reshape(count, 2) / 2.0**53
+    digest = hashlib.sha256(np.sort(known).tobytes()).hexdigest()
+    bits = np.random.PCG64([seed, int(digest[:16], 16)]).random_raw(2 * count)
+    return ((bits >> 11) + 0.5).reshape(count, 2) / 2.0**53
 
 
 def mixture(factors: np.ndarray) -> list[float]:
@@ -210,7 +213,7 @@ class TestMonitor:
         monitor = Monitor(known, method=method, seed=11)
         if method == "online":
             seen, factors = list(known), []
-            for score, (tie, _) in zip(new, draws(11, 80), strict=True):
+            for score, (tie, _) in zip(new, draws(11, known, 80), strict=True):
                 below, equal = sum(old < score for old in seen), sum(old == score for old in seen)
                 factors.append(p_value_factors((below + tie * (equal + 1)) / (len(seen) + 1)))
                 seen.append(score)
@@ -343,6 +346,12 @@ class TestMonitor:
         assert summary["calibration_sha256"] == Monitor(NORMAL[::-1]).summary()["calibration_sha256"]
         assert summary["false_alarm_bound"] == pytest.approx(0.02 if method == "online" else 0.05)
         assert f"at most {summary['false_alarm_bound']:g}" in summary["promise"]
+
+    def test_streams_do_not_share_draws(self, method: str) -> None:
+        one, other = (Monitor(known, method=method) for known in (NORMAL, NORMAL + 1))
+        assert one._draws(3) != other._draws(3)
+        assert one._draws(3) == Monitor(NORMAL, method=method)._draws(3)
+        assert one._draws(3) != Monitor(NORMAL, method=method, seed=1)._draws(3)
 
     def test_merge(self, method: str) -> None:
         parts = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import isfinite
+from re import fullmatch
 from typing import Literal, TypeAlias, get_args
 
 Method: TypeAlias = Literal["online", "flags"]
@@ -46,8 +47,9 @@ class Settings:
             object.__setattr__(self, "threshold", float(threshold))
         elif self.method == "flags":
             raise ValueError("method 'flags' needs a threshold")
-        if type(self.calibration_sha256) is not str:
-            raise ValueError(f"calibration_sha256 must be text; got {self.calibration_sha256!r}")
+        digest: object = self.calibration_sha256
+        if not isinstance(digest, str) or not fullmatch("[0-9a-f]{64}", digest):
+            raise ValueError(f"calibration_sha256 must be 64 hexadecimal digits; got {digest!r}")
 
     @property
     def false_alarm_bound(self) -> float:

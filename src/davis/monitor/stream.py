@@ -155,8 +155,11 @@ class Monitor:
         return self.alarm
 
     def _draws(self, count: int) -> list[list[float]]:
-        """Two uniform draws from (0, 1) for each of the next scores: a function of the seed and of ``self.count``."""
-        bits = np.random.PCG64(self.settings.seed)
+        """Two uniform draws from (0, 1) for each of the next scores: a function of the seed and of ``self.count``.
+
+        The calibration scores take part, so that streams with one seed and different ones do not share draws.
+        """
+        bits = np.random.PCG64([self.settings.seed, int(self.settings.calibration_sha256[:16], 16)])
         bits.advance(2 * self.count)
         drawn: list[list[float]] = (((bits.random_raw(2 * count) >> 11) + 0.5) * 2.0**-53).reshape(-1, 2).tolist()
         return drawn
