@@ -263,7 +263,7 @@ def draw(curves: dict[str, Ints], file: Path) -> None:
 
     styles = {"no shift": "-", "5% SVHN": "--", "20% SVHN": ":"}
     colours = {"online": "#2483bd", "flags": "#d55e00", "fixed": "#777777"}
-    figure, axes = pyplot.subplots(figsize=(6.4, 3.4), layout="constrained")
+    figure, axes = pyplot.subplots(figsize=(7.6, 3.2), layout="constrained")
     times = np.unique(np.geomspace(10, LENGTHS[-1], 150).astype(int))
     for name, alarms in curves.items():
         method, kind = name.split(", ")
@@ -272,13 +272,13 @@ def draw(curves: dict[str, Ints], file: Path) -> None:
         label = f"{name} (not valid)" if method == "fixed" else name
         axes.plot(shown, reached, styles[kind], color=colours[method], label=label)
     axes.axhline(BOUND, color="#aaaaaa", linewidth=0.8)
-    axes.text(10, BOUND, f"bound {BOUND:g}", fontsize=7, va="bottom")
-    axes.set(xscale="log", yscale="symlog", ylim=(0, 1.1), xlabel="scores", ylabel="share of streams with an alarm")
+    axes.text(LENGTHS[-1], BOUND, f"bound {BOUND:g}", fontsize=7, ha="right", va="bottom")
     axes.set_yscale("symlog", linthresh=0.01)
+    axes.set(xscale="log", ylim=(0, 1.1), xlabel="scores", ylabel="share of streams with an alarm")
     axes.set_yticks([0, 0.01, 0.1, 1], ["0", "1%", "10%", "100%"])
-    axes.legend(frameon=False, fontsize=7, loc="center right")
+    figure.legend(frameon=False, fontsize=8, loc="outside right center")
     file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, metadata={"Date": None, "Creator": None}, transparent=True)
+    figure.savefig(file, metadata={"Date": None, "Creator": None})
 
 
 if __name__ == "__main__":

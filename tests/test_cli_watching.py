@@ -6,7 +6,7 @@ import io
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -119,6 +119,16 @@ class TestWatch:
         assert finals["reset"]["test"] == finals["reset"]["alarms"] + 1
         assert finals["reset"]["alarm"]["at"] > finals["latch"]["alarm"]["at"] == finals["stop"]["alarm"]["at"]
         assert finals["stop"]["scores"] == finals["stop"]["alarm"]["at"]
+
+    def test_stops_without_waiting_for_another_score(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+        at = run("shifted.csv", "--calibration", "known.csv", "--after-alarm", "stop", "--json").rows[-1]["alarm"]["at"]
+
+        def read(_: object, *, column: str) -> Iterator[float]:
+            yield from SHIFTED[:at].tolist()
+            raise AssertionError("waited for another line")
+
+        monkeypatch.setattr("davis.scores_file.parse_json_lines", read)
+        assert run("-", "--calibration", "known.csv", "--after-alarm", "stop", "--json").status == 3
 
     def test_text(self, run: Run) -> None:
         done = run("shifted.csv", "--calibration", "known.csv", "--window", 200)

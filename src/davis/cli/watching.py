@@ -74,9 +74,8 @@ def watch(
     saved = _Saved(monitor, state)
     header = not as_json
     with saved:
-        for batch in _batches(scores, column, monitor.settings.window):
-            if alarm is not None and after_alarm is AfterAlarm.stop:
-                break
+        stopped = alarm is not None and after_alarm is AfterAlarm.stop
+        for batch in () if stopped else _batches(scores, column, monitor.settings.window):
             events = saved.update(batch, after_alarm.value)
             if events:
                 line.clear()
@@ -89,6 +88,8 @@ def watch(
                     header = False
             rate = _percent(monitor.flag_rate)
             line.show(f"{monitor.count:,} scores, e-value {monitor.e_value:.3g}, flagged {rate}")
+            if alarm is not None and after_alarm is AfterAlarm.stop:
+                break  # before another score is waited for
     line.clear()
     if monitor.window is not None:
         _print_window(monitor.window, as_json, header=header)
