@@ -209,7 +209,7 @@ def main() -> None:
         "",
         "## Without a shift: share of streams that ever raised an alarm",
         "",
-        f"Three binomial standard errors at {BOUND:g} are {sigma:.4f}.",
+        f"Three binomial standard errors at {BOUND:g} are {sigma:.4f}. The online reference takes all scores in here.",
         "",
         f"| method | calibration | {' | '.join(f'{length:,} scores' for length in LENGTHS)} | stated bound |",
         "|---|---|---|---|---|---|",
