@@ -239,6 +239,9 @@ class TestState:
         (["steady.csv", "--calibration", "same.csv"], "all 20 calibration scores are 1"),
         (["few.csv", "--calibration", "holes.csv"], "holes.csv, line 3: the score is nan"),
         (["steady.csv", "--calibration", "empty.csv"], "there are no scores"),
+        (["steady.csv", "--calibration", "known.csv", "--state", "gone/a.json"], "must be a file in a folder"),
+        (["steady.csv", "--calibration", "known.csv", "--state", "."], "must be a file in a folder"),
+        (["steady.csv", "--calibration", "known.csv", "--state", "few.csv"], "few.csv is not a saved monitor"),
         (["-", "--calibration", "known.csv"], "stdin, line 1: the score is nan"),
     ],
 )

@@ -130,6 +130,8 @@ def _open(calibration: Path | None, column: str, asked: dict[str, Any], state: P
     from davis.monitor import Monitor
     from davis.scores_file import read_scores, scores_sha256
 
+    if state is not None and (state.is_dir() or not state.parent.is_dir()):
+        raise ValueError(f"--state {state} must be a file in a folder that is there")  # before the work, not after it
     known = None if calibration is None else read_scores(calibration, column=column)
     if state is None or not state.exists():
         if known is None:
