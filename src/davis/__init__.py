@@ -41,7 +41,7 @@ _HOMES = {
     "save": "davis.artifact",
 }
 
-_MODULES = ("calibrate", "metrics", "stages")
+_MODULES = ("calibrate", "metrics", "monitor", "stages")
 
 __all__ = ["__version__", *_HOMES]
 

@@ -26,6 +26,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import torch
 from torch import Tensor
 
+from davis.ranks import least_count, rank_of
 from davis.types import Labels, Scores, double
 
 Kind: TypeAlias = Literal["marginal", "conditional"]
@@ -152,8 +153,8 @@ def calibrate(
         raise ValueError(f"a calibration is marginal or conditional, not {kind!r}")
     _check_scores(scores)
     _alpha(tpr)
-    if kind == "conditional" and not 0 < delta < 1:
-        raise ValueError(f"delta must lie between 0 and 1, such as 0.05 for a confidence of 95%; got {delta}")
+    if kind == "conditional":
+        _doubt(delta)
     if (classes is None) != (groups is None):
         raise ValueError(
             "thresholds by class need the predicted classes and the group of each class: give both or none"
@@ -195,13 +196,7 @@ def rank(count: int, *, tpr: float, kind: Kind = "marginal", delta: float | None
     alpha = _alpha(tpr)
     if kind == "marginal":
         return math.floor(alpha * (count + 1))
-    # The rejected share has a Beta(k, n + 1 - k) law, which is below alpha as often as Bin(n, alpha) >= k.
-    left, below = float(delta or 0), 0.0
-    for k in range(count + 1):
-        below += math.exp(_log_binomial(count, k, float(alpha)))
-        if below > left:  # P(Bin <= k) > delta: k + 1 would be doubted too much
-            return k
-    return count
+    return rank_of(count, alpha=float(alpha), delta=_doubt(delta))
 
 
 def needed(*, tpr: float, kind: Kind = "marginal", delta: float | None = 0.05) -> int:
@@ -213,10 +208,7 @@ def needed(*, tpr: float, kind: Kind = "marginal", delta: float | None = 0.05) -
     alpha = _alpha(tpr)
     if kind == "marginal":
         return math.ceil(1 / alpha) - 1
-    guess = max(1, math.ceil(math.log(float(delta or 0)) / math.log1p(-float(alpha))) - 1)
-    while rank(guess, tpr=tpr, kind=kind, delta=delta) < 1:
-        guess += 1
-    return guess
+    return least_count(alpha=float(alpha), delta=_doubt(delta))
 
 
 def pooled(counts: Tensor, held_out: int, *, tpr: float, kind: Kind = "marginal", delta: float = 0.05) -> list[int]:
@@ -274,6 +266,12 @@ def _alpha(tpr: float) -> Fraction:
     return 1 - Fraction(str(float(tpr)))
 
 
+def _doubt(delta: float | None) -> float:
+    if delta is None or not 0 < delta < 1:
+        raise ValueError(f"delta must lie between 0 and 1, such as 0.05 for a confidence of 95%; got {delta}")
+    return float(delta)
+
+
 def _check_scores(scores: Scores) -> None:
     if scores.ndim != 1:
         raise ValueError(f"calibration takes a row of scores, got shape {tuple(scores.shape)}")
@@ -287,8 +285,3 @@ def _too_few(count: int, tpr: float, kind: Kind, delta: float | None, group: int
     least = needed(tpr=tpr, kind=kind, delta=delta)
     instead = "a lower tpr" if group is None else "a lower tpr, or one threshold for all classes"
     return f"{count} held-out images{where} are too few to promise tpr={tpr}{doubt}; {least} are needed, or {instead}"
-
-
-def _log_binomial(n: int, k: int, share: float) -> float:
-    choose = math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
-    return choose + k * math.log(share) + (n - k) * math.log1p(-share)

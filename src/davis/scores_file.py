@@ -9,7 +9,8 @@ import math
 import os
 import sys
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -33,7 +34,13 @@ def read_scores(source: str | os.PathLike[str], *, column: str = COLUMN) -> Valu
         return checked(_calibration(path), name=str(path))
     if not path.is_file():
         raise FileNotFoundError(f"no such file of scores: {path}")
-    readers = {".csv": _csv, ".parquet": _parquet, ".npz": _npz, ".jsonl": _jsonl, ".ndjson": _jsonl}
+    readers: dict[str, Callable[[Path, str], ArrayLike]] = {
+        ".csv": _csv,
+        ".parquet": _parquet,
+        ".npz": _npz,
+        ".jsonl": _jsonl,
+        ".ndjson": _jsonl,
+    }
     reader = readers.get(path.suffix.lower())
     if reader is None:
         raise ValueError(f"{path} must end in one of {', '.join(readers)}, or be the folder of a saved detector")
@@ -103,8 +110,7 @@ def _jsonl(path: Path, column: str) -> list[float]:
 
 def _parquet(path: Path, column: str) -> Values:
     try:
-        import pyarrow
-        from pyarrow import parquet
+        pyarrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
     except ModuleNotFoundError as error:
         raise ImportError(f"parquet files need {error.name}: pip install 'davis-ood[bench]'") from error
     try:

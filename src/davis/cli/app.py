@@ -15,7 +15,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from davis import __version__
-from davis.cli import benchmarks, calibrating, detectors
+from davis.cli import benchmarks, calibrating, detectors, watching
 
 app = typer.Typer(
     add_completion=False, help="Know when an image classifier should not be trusted.", rich_markup_mode=None
@@ -26,7 +26,9 @@ _ClickError: Any = typer.BadParameter.__mro__[2]
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run a command: status 0, 1 if images were skipped, 2 with one line on stderr if it failed, 130 if interrupted."""
+    """Run a command: status 0, 1 if images were skipped, 2 with one line on stderr if it failed, 3 after an alarm,
+    130 if interrupted.
+    """
     given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     debug = "--debug" in given  # accepted before and after the verb
     given = [argument for argument in given if argument != "--debug"]
@@ -100,6 +102,7 @@ app.command()(detectors.inspect)
 app.command()(detectors.fit)
 app.command()(detectors.score)
 app.command()(calibrating.calibrate)
+app.command()(watching.watch)
 app.command()(benchmarks.bench)
 app.command()(benchmarks.report)
 app.add_typer(benchmarks.data_app, name="data")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,23 @@ def bar(title: str, batches: Iterable[Any], total: int, *, shown: bool = True) -
     # Left to itself, rich takes stdout over, and results printed meanwhile would land on stderr.
     with Progress(console=Console(stderr=True), transient=True, redirect_stdout=False, disable=hidden) as progress:
         yield from progress.track(batches, total=total, description=title)
+
+
+class LiveLine:
+    """One line on stderr that is written over, where that is a terminal; a few times a second."""
+
+    def __init__(self, *, shown: bool = True) -> None:
+        self.shown = shown and sys.stderr.isatty()
+        self._next = 0.0
+
+    def show(self, text: str) -> None:
+        if self.shown and time.monotonic() >= self._next:
+            print(f"\r\x1b[2K{text}", end="", file=sys.stderr, flush=True)
+            self._next = time.monotonic() + 0.1
+
+    def clear(self) -> None:
+        if self.shown:
+            print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
 
 
 def note(text: str) -> None:
