@@ -1,7 +1,9 @@
-"""Writes docs/reproduction.md from finished runs, so that every figure on it comes from one of them.
+r"""Writes docs/reproduction.md from finished runs, so that every figure on it comes from one of them.
 
-davis bench paper-cifar10-densenet101 --no-pixels --data DATA --cache CACHE --out RUNS/cifar10
-davis bench paper-cifar10-densenet101-findings --data DATA --cache CACHE --out RUNS/cifar10-findings
+for NAME in "" -findings -statistics -gamma -combinations:
+    davis bench paper-cifar10-densenet101NAME --no-pixels --data DATA --cache CACHE --out RUNS/cifar10NAME
+davis bench paper-cifar10-densenet101 --data DATA --cache CACHE --out RUNS/cifar10-pixels --pixel-images 1000 \
+    --method "odin(eps=0.004, second_pass=gap) + mean + msp(t=1000)" ... (ODIN on three poolings, AdaSCALE)
 (the same for cifar100)
 python benchmarks/reproduction.py RUNS CACHE > docs/reproduction.md
 """
@@ -17,10 +19,10 @@ import torch
 
 from davis import metrics
 from davis.bench.cache import Cached
-from davis.bench.report import tabulate
+from davis.bench.report import accuracies, tabulate
 from davis.bench.results import Results, load
 from davis.presets import presets
-from davis.spec import parse
+from davis.spec import canonical, parse
 
 TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
 
@@ -117,12 +119,125 @@ def page(runs: Path, cache: Path) -> Iterator[str]:
         averages = [average(run, spec, group) for run, _ in found.values() for group in ("near", "far")]
         yield f"| `{spec}` | {' | '.join(averages)} |"
     yield ""
+    yield from ablation(runs, found, "gamma", GAMMA, [f"davis(gamma={g}) + energy" for g in (1, 2, 3, 4)])
+    yield from ablation(runs, found, "statistics", STATISTICS, ABLATED)
+    yield from accuracies_under(found)
+    yield from combinations(runs, found)
+    yield from pixels(runs, found)
     for name, (run, _) in found.items():
         yield f"## {TITLES[name]}: every detector on every set\n"
         yield f"FPR95 / AUROC; in brackets the paper's, where it has that row and that very set. {SETS}\n"
         yield from whole_table(run)
         yield ""
 
+
+def extra(runs: Path, name: str, suffix: str) -> Results | None:
+    return load(runs / f"{name}-{suffix}") if (runs / f"{name}-{suffix}").is_dir() else None
+
+
+def beside(run: Results, spec: str) -> str:
+    """SVHN, the paper's cell, near and far averages."""
+    averages = " | ".join(average(run, spec, group) for group in ("near", "far"))
+    return f" {cell(run, spec)} | {paper_cell(run, spec)} | {averages} |"
+
+
+def ablation(
+    runs: Path, found: dict[str, tuple[Results, Results]], suffix: str, text: str, specs: list[str]
+) -> Iterator[str]:
+    """Energy on several poolings: SVHN beside the paper, and the averages."""
+    yield text
+    columns = [(name, run) for name in found if (run := extra(runs, name, suffix)) is not None]
+    heads = "".join(f" {TITLES[name]} svhn | paper | near | far |" for name, _ in columns)
+    yield f"| detector |{heads}\n" + "|---" * (1 + 4 * len(columns)) + "|"
+    for spec in dict.fromkeys(["mean + energy", "max + energy", *map(canonical, specs)]):
+        yield f"| `{spec}` |{''.join(beside(run, spec) for _, run in columns)}"
+    yield ""
+
+
+def accuracies_under(found: dict[str, tuple[Results, Results]]) -> Iterator[str]:
+    """What the branches would classify."""
+    yield ACCURACY
+    yield "| before the score |" + "".join(f" {TITLES[name]} here | paper |" for name in found)
+    yield "|---" * (1 + 2 * len(found)) + "|"
+    for before in ("mean", "max", "davis(gamma=3)", "mean + dice", "max + dice", "davis(gamma=3) + dice"):
+        cells = []
+        for run, _ in found.values():
+            here = accuracies(run)[before]
+            printed = here.paper if here.paper is not None else 100 * run.accuracy if before == "mean" else None
+            cells.append(f" {here.here:.2f} | {'' if printed is None else f'{printed:.2f}'} |")
+        yield f"| `{before}` |{''.join(cells)}"
+    yield ""
+
+
+def combinations(runs: Path, found: dict[str, tuple[Results, Results]]) -> Iterator[str]:
+    """The combination table on SVHN, beside the paper's."""
+    columns = [(name, run) for name in found if (run := extra(runs, name, "combinations")) is not None]
+    yield COMBINATIONS
+    yield "| detector |" + "".join(f" {TITLES[name]} here | paper | near | far |" for name, _ in columns)
+    yield "|---" * (1 + 4 * len(columns)) + "|"
+    shapes = [spec.partition(" + ")[2] for spec in columns[0][1].specs if spec.startswith("mean + ")]
+    for shape in shapes:
+        for pool in ("mean", "max", "davis(gamma=3)"):
+            cells = []
+            for _, run in columns:
+                spec = next((own for own in spellings(pool, shape) if own in run.specs), None)
+                cells.append(" | | | |" if spec is None else beside(run, spec))
+            yield f"| `{pool} + {shape}` |{''.join(cells)}"
+    yield ""
+
+
+def spellings(pool: str, shape: str) -> Iterator[str]:
+    """A row with its own settings, then with those that another data set wants."""
+    for text in (shape, shape.replace("scale(p=90)", "scale"), shape.replace("ash_s", "ash_s(p=80)")):
+        yield f"{pool} + {text}"
+
+
+def pixels(runs: Path, found: dict[str, tuple[Results, Results]]) -> Iterator[str]:
+    """ODIN and AdaSCALE, on fewer images."""
+    for name in found:
+        run = extra(runs, name, "pixels")
+        if run is None:
+            continue
+        yield f"## {TITLES[name]}: methods that move images\n"
+        yield (
+            f"The first {run.facts['pixel_images']:,} images of each set (all of a smaller one), on "
+            f"{run.facts['device']}; FPR95 / AUROC, in brackets the paper's over all images.\n"
+        )
+        yield from whole_table(run)
+        yield ""
+
+
+GAMMA = """## The gamma sweep
+
+Energy on mean + gamma x std, FPR95 / AUROC; near and far are averages over our sets.
+"""
+
+STATISTICS = """## The statistics ablation
+
+Energy on other statistics of the map. The paper prints median and entropy rows; on CIFAR-10 its two rows look
+exchanged. `entropy` is the authors' code (the reciprocal of the softmax entropy), `variant=paper` the formula in the text.
+"""
+
+ABLATED = [
+    "davis(gamma=3) + energy",
+    "unified(gamma=3) + energy",
+    "median + energy",
+    "median(ties=mean) + energy",
+    "entropy + energy",
+    "entropy(variant=softmax) + energy",
+    "entropy(variant=paper) + energy",
+]
+
+ACCURACY = """## Accuracy under modified features
+
+What the logits that reach the score would classify. The classifier's own answer is never replaced by them.
+"""
+
+COMBINATIONS = """## Combinations
+
+Every method on the three poolings, with the values that reproduce: SVHN beside the paper's combination table, and the
+averages over our near and far sets.
+"""
 
 SETS = (
     "`svhn` is cut out of full frames (10,000 images), not the official file; `dtd10`, `miniplaces` and "
@@ -133,7 +248,8 @@ INTRODUCTION = """# Reproduction
 
 The paper's CIFAR comparison with its authors' own DenseNet-101 weights, run by `davis bench` on this library's code.
 This page is written by `benchmarks/reproduction.py` from the runs it names. Device: CPU, two cores, float32
-activations, all 50,000 training images to fit on. Methods that need input gradients (ODIN, AdaSCALE) are not on it.
+activations, all 50,000 training images to fit on; no GPU was to be had. Methods that need input gradients (ODIN,
+AdaSCALE) run on fewer images and stand in tables of their own.
 """
 
 FINDINGS = (

@@ -43,6 +43,9 @@ def bench(
     ] = None,
     size: Annotated[int | None, typer.Option(help="Without a file: side of the images")] = None,
     pixels: Annotated[bool, typer.Option(help="Run the methods that move images, in passes of their own")] = True,
+    pixel_images: Annotated[
+        int | None, typer.Option(min=1, help="Images of each set for those; default: the file's, or 2000")
+    ] = None,
     cache: Annotated[Path | None, typer.Option(help="Folder of cached activations; default: OUT/cache")] = None,
     half: Annotated[bool, typer.Option("--half", help="Cache activations in float16")] = False,
     batch: Batch = 100,
@@ -80,6 +83,8 @@ def bench(
     )
     if not pixels:
         built = replace(built, specs=describe.without_pixels(list(built.specs)))
+    if pixel_images is not None:
+        built = replace(built, pixel_images=pixel_images)
     if half:
         built = replace(built, dtype="float16")
     out = out or Path("runs") / built.name
