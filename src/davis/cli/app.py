@@ -15,7 +15,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from davis import __version__
-from davis.cli import benchmarks, detectors
+from davis.cli import benchmarks, detectors, training
 
 app = typer.Typer(
     add_completion=False, help="Know when an image classifier should not be trusted.", rich_markup_mode=None
@@ -101,4 +101,5 @@ app.command()(detectors.fit)
 app.command()(detectors.score)
 app.command()(benchmarks.bench)
 app.command()(benchmarks.report)
+app.command()(training.train)
 app.add_typer(benchmarks.data_app, name="data")

@@ -1,24 +1,40 @@
-"""The paper's CIFAR networks, as factories: ``davis.zoo:cifar10_densenet101`` is a model name everywhere."""
+"""The paper's CIFAR networks: built by name, trained by ``davis train``, loaded with the weights that are there.
 
-import torch
+``build("resnet18(act=silu)", classes=10)`` is a network with random weights. Every ``DATASET_ARCH`` is a factory
+without arguments (``davis.zoo:cifar10_resnet18_silu``), which makes it a model name everywhere.
+"""
 
-from davis.zoo.densenet import DenseNet as DenseNet
-from davis.zoo.densenet import from_authors as from_authors
+from collections.abc import Callable
+
+from torch import nn
+
+from davis.zoo.activations import ACTIVATIONS
+from davis.zoo.densenet import DenseNet, from_authors
+from davis.zoo.mobilenet import MobileNetV2
+from davis.zoo.naming import ARCHS, CLASSES, HeadKind, build, canonical, factory, slug
+from davis.zoo.resnet import ResNet
+from davis.zoo.weights import load, load_trained, shipped
+from davis.zoo.wide_resnet import WideResNet
+
+__all__ = [
+    "ACTIVATIONS",
+    "ARCHS",
+    "CLASSES",
+    "DenseNet",
+    "HeadKind",
+    "MobileNetV2",
+    "ResNet",
+    "WideResNet",
+    "build",
+    "canonical",
+    "from_authors",
+    "load",
+    "load_trained",
+    "shipped",
+    "slug",
+]
 
 
-def cifar10_densenet101() -> DenseNet:
-    """DenseNet-BC of depth 100 and growth 12, which the paper calls DenseNet-101, for ten classes."""
-    return _channels_last(DenseNet(10))
-
-
-def cifar100_densenet101() -> DenseNet:
-    """The same for a hundred classes."""
-    return _channels_last(DenseNet(100))
-
-
-def _channels_last(model: DenseNet) -> DenseNet:
-    """The same network in the memory layout that is about twice as fast on a CPU."""
-    for parameter in model.parameters():
-        if parameter.ndim == 4:
-            parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
-    return model
+def __getattr__(name: str) -> Callable[[], nn.Module]:
+    """``cifar10_densenet101`` and its like; all others do not exist."""
+    return factory(name)
