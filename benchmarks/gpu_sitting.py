@@ -19,10 +19,15 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import threading
 import time
+import traceback
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -48,7 +53,7 @@ ORDER = [
 SETS = ("cifar10_train", "cifar10_test", "cifar100_train", "cifar100_test")
 SETS += ("svhn", "dtd10", "miniplaces", "lsuncats_crop", "tiny_imagenet")
 MIB = 1 << 20
-TILE, ACROSS, MOSAIC = 32, 50, 10_000  # pixels, pictures in a row, pictures in a file
+TILE, ACROSS, MOSAIC = 32, 50, 10_000  # pixels, pictures in a row, pictures in a file: whole rows
 
 
 def jobs(work: Path, epochs: int, only: list[str]) -> list[Job]:
@@ -161,44 +166,91 @@ def work(options: argparse.Namespace) -> None:
     if options.mps:
         environment |= start_mps(options.work)
     data = options.work / "data"
-    todo = jobs(options.work, options.epochs, options.only)
-    running: dict[tuple[str, str], subprocess.Popen[bytes]] = {}
-    failures: dict[tuple[str, str], int] = {}
+    todo = {job.recipe.name: job for job in jobs(options.work, options.epochs, options.only)}
+    running: dict[Task, subprocess.Popen[bytes] | Thread] = {}
+    failures: Counter[Task] = Counter()
     while True:
         there = unpack(options.parts, data)
-        for key, process in list(running.items()):
+        for task, process in list(running.items()):
             if process.poll() is not None:
-                del running[key]
-                if process.returncode:
-                    failures[key] = failures.get(key, 0) + 1
-                print(f"{time.strftime('%H:%M:%S')} {' '.join(key)}: status {process.returncode}", flush=True)
-        benches, trainings = [], []
-        for job in todo:
-            name, trained = job.recipe.name, (job.folder / "card.json").is_file()
-            if trained and not (job.folder / "bench" / "results.json").is_file():
-                benches.append(("bench", name))
-            elif not trained:
-                trainings.append(("train", name))
-        waiting = [key for key in benches + trainings if failures.get(key, 0) < 2]
+                del running[task]
+                failures[task] += process.returncode != 0
+                say(f"{task.kind} {task.name}: status {process.returncode}")
+        waiting = [task for task in tasks(todo) if failures[task] < 2]
         if not waiting and not running:
-            print("all done" if not failures else f"done, with failures: {sorted(failures)}", flush=True)
+            say(f"done; failed: {sorted(+failures) or 'none'}")
             return
-        for kind, name in waiting:
-            job = next(job for job in todo if job.recipe.name == name)
-            needs = SETS if kind == "bench" else [s for s in SETS if s.startswith(f"{job.recipe.dataset}_")]
-            ready = all(need in there for need in needs)
-            if (kind, name) in running or len(running) >= options.side_by_side or not ready:
+        for task in waiting:
+            if task in running or len(running) >= options.side_by_side or not task.needs() <= set(there):
                 continue
-            job.folder.mkdir(parents=True, exist_ok=True)
-            if kind == "train":
-                words = command_of(job, data=data, options=["--save-every", "5"])
-            else:
-                words = [sys.executable, __file__, "bench", str(options.work), name]
-                words += [] if options.pixels else ["--no-pixels"]
-            with (job.folder / f"{kind}.log").open("ab") as log:
-                running[kind, name] = subprocess.Popen(words, stdout=log, stderr=log, env=environment)
-            print(f"{time.strftime('%H:%M:%S')} {kind} {name}: begun", flush=True)
+            running[task] = begin(task, todo[task.name], data, environment, options)
+            say(f"{task.kind} {task.name}: begun")
         time.sleep(1)
+
+
+class Task(NamedTuple):
+    """One thing to do for a training."""
+
+    kind: str  # train or bench
+    name: str
+
+    def needs(self) -> set[str]:
+        """The image sets that must have come."""
+        dataset = self.name.partition("-")[0]
+        return set(SETS) if self.kind == "bench" else {f"{dataset}_train", f"{dataset}_test"} & set(SETS)
+
+
+def tasks(todo: Mapping[str, Job]) -> list[Task]:
+    """What is left to do: benchmarks first, so that what is finished can go home."""
+    trained = {name: (job.folder / "card.json").is_file() for name, job in todo.items()}
+    benched = {name: (job.folder / "bench" / "results.json").is_file() for name, job in todo.items()}
+    benches = [Task("bench", name) for name in todo if trained[name] and not benched[name]]
+    return benches + [Task("train", name) for name in todo if not trained[name]]
+
+
+def begin(
+    task: Task, job: Job, data: Path, environment: dict[str, str], options: argparse.Namespace
+) -> subprocess.Popen[bytes] | Thread:
+    job.folder.mkdir(parents=True, exist_ok=True)
+    if task.kind == "train" and options.threads:
+        return Thread(job, data)
+    words = command_of(job, data=data, options=["--save-every", "5"])
+    if task.kind == "bench":
+        words = [sys.executable, __file__, "bench", str(options.work), task.name]
+        words += [] if options.pixels else ["--no-pixels"]
+    with (job.folder / f"{task.kind}.log").open("ab") as log:
+        return subprocess.Popen(words, stdout=log, stderr=log, env=environment)
+
+
+class Thread(threading.Thread):
+    """A training in this process, on a stream of its own: its kernels run beside those of the others."""
+
+    def __init__(self, job: Job, data: Path) -> None:
+        super().__init__(daemon=True)
+        self.job, self.data = job, data
+        self.returncode: int | None = None
+        self.start()
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def run(self) -> None:
+        import torch
+
+        from davis.training import train
+
+        try:
+            own = torch.cuda.stream(torch.cuda.Stream()) if torch.cuda.is_available() else nullcontext()
+            with own:
+                train(self.job.recipe, self.job.folder, data=self.data, save_every=5)
+            self.returncode = 0
+        except Exception:
+            (self.job.folder / "train.log").write_text(traceback.format_exc())
+            self.returncode = 1
+
+
+def say(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
 
 
 def start_mps(folder: Path) -> dict[str, str]:
@@ -409,6 +461,7 @@ def main() -> None:
     for function in (start, work):
         added = verb(function, "work", "parts")
         added.add_argument("--side-by-side", type=int, default=4)
+        added.add_argument("--threads", action="store_true", help="train in one process, each on a stream of its own")
         added.add_argument("--mps", action="store_true", help="let the processes share the card at the same time")
         added.add_argument("--no-pixels", dest="pixels", action="store_false", help="leave out ODIN and AdaSCALE")
     added = verb(bench, "work")

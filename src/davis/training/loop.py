@@ -15,7 +15,7 @@ from davis import __version__
 from davis.training import figure, files
 from davis.training.pictures import NORMALISATION, Data, Pictures, normalised, read
 from davis.training.recipe import Recipe
-from davis.training.step import Step, capture
+from davis.training.step import ALONE, Step, capture
 from davis.zoo import build
 from davis.zoo.weights import sha256_of
 
@@ -57,7 +57,7 @@ def train(
     chosen = _device(device)
     whole = data if isinstance(data, Data) else read(recipe.dataset, data)
     pictures, test = whole.train.first(recipe.images).to(chosen), whole.test.to(chosen)
-    with torch.random.fork_rng(devices=[]):
+    with ALONE, torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         model = build(recipe.arch, classes=whole.classes, head=recipe.head).to(chosen)
     model.train()

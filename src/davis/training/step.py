@@ -7,6 +7,7 @@ are the same on every device, and a resumed training has no state of a generator
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import torch
@@ -16,6 +17,9 @@ from torch import Tensor, nn
 from davis.stages.godin import GodinHead
 from davis.training.pictures import Pictures, cut, normalised, padded
 from davis.training.recipe import Recipe
+
+ALONE = threading.RLock()
+"""Held while a seed is set and while a graph is captured: threads that train side by side must not meet there."""
 
 _WARM_UP = 4  # steps before a capture: kernels are chosen and workspaces made in them
 
@@ -150,6 +154,11 @@ def _free_of_decay(model: nn.Module) -> set[str]:
 
 def capture(step: Step) -> Callable[[], None]:
     """The step as one CUDA graph; the model and all counters are as before, only kernels were chosen."""
+    with ALONE:
+        return _captured(step)
+
+
+def _captured(step: Step) -> Callable[[], None]:
     before = {name: tensor.clone() for name, tensor in step.tensors().items()}
     step.begin(0)
     # The same side stream for warm-up and capture: libraries keep handles and workspaces by stream.
@@ -161,7 +170,7 @@ def capture(step: Step) -> Callable[[], None]:
     torch.cuda.current_stream().wait_stream(stream)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         step()
     step.restore(before)
     step.begin(0)
