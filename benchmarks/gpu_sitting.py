@@ -141,7 +141,7 @@ def start(options: argparse.Namespace) -> None:
     if (pid := driver_of(options.work)) is not None:
         print(f"under way as process {pid}; new parts are found by themselves")
         return
-    words = [sys.executable, __file__, "work", *sys.argv[2:]]
+    words = [sys.executable, str(ROOT / "benchmarks" / "gpu_sitting.py"), "work", *sys.argv[2:]]
     with (options.work / "driver.log").open("ab") as log:
         process = subprocess.Popen(words, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True)
     (options.work / "driver.pid").write_text(str(process.pid))
@@ -216,7 +216,7 @@ def begin(
         return Thread(job, data)
     words = command_of(job, data=data, options=["--save-every", "5"])
     if task.kind == "bench":
-        words = [sys.executable, __file__, "bench", str(options.work), task.name]
+        words = [sys.executable, str(ROOT / "benchmarks" / "gpu_sitting.py"), "bench", str(options.work), task.name]
         words += [] if options.pixels else ["--no-pixels"]
     with (job.folder / f"{task.kind}.log").open("ab") as log:
         return subprocess.Popen(words, stdout=log, stderr=log, env=environment)
@@ -452,7 +452,7 @@ def main() -> None:
         added = verbs.add_parser(function.__name__, help=(function.__doc__ or "").strip())
         added.set_defaults(function=function)
         for place in places:
-            added.add_argument(place, type=Path)
+            added.add_argument(place, type=lambda text: Path(text).resolve())  # the tree may be sent anew meanwhile
         return added
 
     verb(pack, "data", "parts").add_argument("--size", type=float, default=56, help="MiB of a part")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from davis.training.pictures import Data, cut, normalised, padded
 from davis.training.recipe import Recipe
@@ -97,6 +99,40 @@ def test_the_similarity_of_a_godin_head_does_not_decay(data: Data) -> None:
     other()
     torch.testing.assert_close(weight, other.momenta["head.weight"])
     torch.testing.assert_close(gate - 0.5 * before["head.gate.0.weight"], other.momenta["head.gate.0.weight"])
+
+
+class Calls(TorchDispatchMode):
+    """The names of all operators, those of the backward pass too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(func.overloadpacket.__name__)
+        return func(*args, **kwargs or {})
+
+
+WAITING = {"_local_scalar_dense", "nonzero", "masked_select", "item", "is_nonzero", "equal", "_unique2", "lift_fresh"}
+WAITING |= {"randperm", "randint", "rand", "bernoulli_", "native_dropout"}
+
+
+@pytest.mark.parametrize("arch", ["resnet18(width=4)", "densenet101(depth=10, growth=4)", "mobilenet_v2"])
+@pytest.mark.parametrize("head", ["linear", "godin"])
+def test_nothing_in_a_step_keeps_it_out_of_a_graph(data: Data, arch: str, head: str) -> None:
+    """No operator waits for the device, copies from the host or draws at random, and no buffer moves."""
+    step = made(data, recipe(arch=arch, head=head))
+    step.begin(0)
+    step()
+    places = {name: tensor.data_ptr() for name, tensor in step.tensors().items()}
+    places |= {name: tensor.data_ptr() for name, tensor in step._plan.items()}
+    with Calls() as calls:
+        step()
+    assert {"convolution_backward", "index", "_foreach_mul"} <= calls.names
+    assert calls.names & WAITING == set()
+    step.begin(1)
+    step()
+    assert places == {name: tensor.data_ptr() for name, tensor in (step.tensors() | step._plan).items()}
 
 
 def test_too_few_images(data: Data) -> None:

@@ -151,11 +151,15 @@ def test_convolutions_begin_with_the_variance_of_he() -> None:
     assert weight.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_a_godin_head_is_scored() -> None:
+@pytest.mark.parametrize("name", ["resnet18(width=4)", "densenet101(depth=10)", "wrn28_10(factor=1)", "mobilenet_v2"])
+def test_a_godin_head_is_scored(name: str) -> None:
     torch.manual_seed(0)
-    model = zoo.build("resnet18(width=4)", classes=7, head="godin").eval()
+    model = zoo.build(name, classes=7, head="godin").eval()
     assert isinstance(model.head, GodinHead)
-    backbone = davis.Backbone(model, tap="blocks", head="head")
+    if name.startswith("resnet"):
+        backbone = davis.Backbone(model, tap="blocks", head="head")
+    else:
+        backbone = davis.Backbone(model, tap="norm", head="head", after=model.act)
     output = davis.Detector(backbone, "godin")(noise(4))
     assert output.logits.shape == (4, 7)
     assert ((output.score >= -1) & (output.score <= 1)).all()  # a cosine
