@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,7 +68,7 @@ def train(
         step.restore(stored[0])
         history = stored[1]
     folder.mkdir(parents=True, exist_ok=True)
-    with torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False, allow_tf32=True):
+    with _fastest_kernels():
         take = capture(step) if graph and chosen.type == "cuda" and len(history) < recipe.epochs else step
         _epochs(step, take, test, recipe, folder, history, save_every, watch)
     return _finish(step, whole, test, recipe, folder, history)
@@ -170,6 +171,17 @@ def _finish(
     card["accuracy"] = evaluate(step.model, test)
     files.save_card(folder, card)
     return card
+
+
+@contextmanager
+def _fastest_kernels() -> Iterator[None]:
+    """Inside, cuDNN tries its convolutions out; shapes stay the same, so that it does so once."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 def _device(name: str | None) -> torch.device:

@@ -55,7 +55,7 @@ class Recipe:
     def rate_at(self, epoch: int) -> float:
         """The learning rate of an epoch, the first being 0."""
         passed = sum(100 * epoch >= percent * self.epochs for percent in _DECAYED_AT)
-        return self.rate / 10**passed
+        return self.rate / 10.0**passed
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for files."""
