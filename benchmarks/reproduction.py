@@ -215,7 +215,7 @@ Energy on mean + gamma x std, FPR95 / AUROC; near and far are averages over our 
 STATISTICS = """## The statistics ablation
 
 Energy on other statistics of the map. The paper prints median and entropy rows; on CIFAR-10 its two rows look
-exchanged. `entropy` is the authors' code (the reciprocal of the softmax entropy), `variant=paper` the formula in the text.
+exchanged. `entropy` is what the authors compute (the reciprocal of the softmax entropy), `variant=paper` is the text.
 """
 
 ABLATED = [

@@ -85,6 +85,41 @@ def built(place: Path, text: str = GOOD, **options: Any) -> describe.Benchmark:
     return describe.build(described(place, text), place, data=place / "data", **options)
 
 
+class TestBase:
+    def test_what_is_missing_comes_from_it(self, place: Path) -> None:
+        found = described(place, 'base = "good.toml"\nname = "other"\n[far]\nodd = "deep/odd"\n[near]\n')
+        good = described(place)
+        assert found == good | {"name": "other", "far": {"odd": "deep/odd"}, "near": {}}
+
+    def test_it_may_have_one_itself_or_be_shipped(self, place: Path) -> None:
+        (place / "middle.toml").write_text('base = "good.toml"\nmethods = ["msp"]')
+        assert described(place, 'base = "middle.toml"\nname = "top"')["methods"] == ["msp"]
+        assert described(place, 'base = "paper-cifar10-densenet101"\nname = "top"')["gamma"] == 3
+
+    @pytest.mark.parametrize(
+        ("base", "message"),
+        [
+            ("'nowhere.toml'", "no base 'nowhere.toml'"),
+            ("3", "base is 3"),
+            ("'first.toml'", "base is 'first.toml'; it must name another benchmark"),
+        ],
+    )
+    def test_a_bad_one_is_said_in_one_line(self, place: Path, base: str, message: str) -> None:
+        (place / "first.toml").write_text('base = "second.toml"')
+        (place / "second.toml").write_text('base = "first.toml"')
+        with pytest.raises((ValueError, FileNotFoundError)) as error:
+            described(place, f"base = {base}\nname = 'top'")
+        assert message in str(error.value)
+        assert "\n" not in str(error.value)
+
+    def test_every_shipped_benchmark_reads(self) -> None:
+        for name in describe.shipped():
+            description = describe.read(name)[0]
+            assert description["name"] == name
+            assert description["paper"][0] == name.split("-")[1]
+            assert describe.methods(description)
+
+
 class TestRead:
     def test_a_file(self, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(place.parent)

@@ -47,10 +47,11 @@ class ImageSet(Protocol):
 
 
 class Cached:
-    """The activations of an image set, read from disk as they are asked for."""
+    """The activations of an image set, read from disk as they are asked for, onto a device."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, device: torch.device | str = "cpu") -> None:
         self.folder = folder
+        self.device = torch.device(device)
         self.record = _read_record(folder)
         self._columns = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in self.record["columns"]}
 
@@ -87,7 +88,7 @@ class Cached:
             yield self.activations(rows), None if labels is None else labels[rows]
 
     def _read(self, name: str, rows: slice) -> Tensor:
-        values = torch.from_numpy(np.array(self._columns[name][rows]))
+        values = torch.from_numpy(np.array(self._columns[name][rows])).to(self.device)
         return values.float() if values.dtype == torch.float16 else values
 
 
@@ -124,7 +125,7 @@ def fill(
     if not (folder / "record.json").is_file():
         _create(folder, backbone, images, identity)
     _resume(folder, backbone, images, progress)
-    return Cached(folder)
+    return Cached(folder, device=next(backbone.model.parameters()).device)
 
 
 def _place(root: Path, name: str, identity: dict[str, Any]) -> Path:

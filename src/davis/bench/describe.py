@@ -18,7 +18,8 @@
 
 Paths are looked up beside the file, then in the data directory. A word without a slash may be the name of a dataset
 (``davis data list``). ``[near]`` holds the OOD sets that are close to the ID set, ``[preprocessing]`` overrides the
-model's own, and the method ``presets`` stands for all rows of the paper of the pair that ``paper`` names.
+model's own, and the method ``presets`` stands for all rows of the paper of the pair that ``paper`` names. A field that
+is missing is taken from the benchmark that ``base`` names (a shipped one, or a file beside this one), a table whole.
 """
 
 from __future__ import annotations
@@ -79,11 +80,28 @@ def read(source: str) -> tuple[dict[str, Any], Path]:
         if not file.is_file():
             raise FileNotFoundError(f"no benchmark {source!r}: no such file, and shipped are {', '.join(known)}")
         text, folder, place = file.read_text(encoding="utf-8"), file.resolve().parent, str(file)
+    return check(_with_base(text, place, folder, known), place), folder
+
+
+def _with_base(
+    text: str, place: str, folder: Path, known: Mapping[str, str], above: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """The fields of a description, those that it lacks from its base."""
     try:
         description = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{place} is not TOML: {error}") from None
-    return check(description, place), folder
+    base = description.pop("base", None)
+    if base is None:
+        return description
+    if not isinstance(base, str) or base in above:
+        raise ValueError(f"{place}: base is {base!r}; it must name another benchmark, one that does not build on this")
+    if base not in known and not (folder / base).is_file():
+        raise FileNotFoundError(
+            f"{place}: no base {base!r}: no such file in {folder}, and shipped are {', '.join(known)}"
+        )
+    below = known[base] if base in known else (folder / base).read_text(encoding="utf-8")
+    return _with_base(below, base, folder, known, (*above, base)) | description
 
 
 def check(description: Mapping[str, Any], place: str) -> dict[str, Any]:

@@ -241,10 +241,10 @@ def _units(cached: Cached) -> dict[str, NDArray[np.float32]]:
         for name in ("mean", "std", "max"):
             values = getattr(activations, name).double().sum(0)
             totals[name] = totals.get(name, 0) + values
-    averages = {name: (total / len(cached)).float().numpy() for name, total in totals.items()}
+    averages = {name: (total / len(cached)).float().cpu().numpy() for name, total in totals.items()}
     rows = np.linspace(0, len(cached) - 1, min(_SAMPLE, len(cached))).round().astype(int)
     everything = cached.activations()
-    sample = {f"sample_{name}": getattr(everything, name)[rows].numpy() for name in totals}
+    sample = {f"sample_{name}": getattr(everything, name)[rows].cpu().numpy() for name in totals}
     return averages | sample
 
 

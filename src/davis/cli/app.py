@@ -15,7 +15,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from davis import __version__
-from davis.cli import benchmarks, calibrating, detectors, watching
+from davis.cli import benchmarks, calibrating, detectors, training, watching
 
 app = typer.Typer(
     add_completion=False, help="Know when an image classifier should not be trusted.", rich_markup_mode=None
@@ -105,4 +105,5 @@ app.command()(calibrating.calibrate)
 app.command()(watching.watch)
 app.command()(benchmarks.bench)
 app.command()(benchmarks.report)
+app.command()(training.train)
 app.add_typer(benchmarks.data_app, name="data")

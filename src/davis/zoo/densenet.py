@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from davis.zoo.activations import Activation
+
 
 class _Layer(nn.Module):
     """Bottleneck layer: its new features are appended to what it was given."""
 
-    def __init__(self, channels: int, growth: int, act: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, channels: int, growth: int, act: Activation) -> None:
         super().__init__()
         self.act = act
         self.norm1 = nn.BatchNorm2d(channels)
@@ -28,7 +30,7 @@ class _Layer(nn.Module):
 class _Transition(nn.Module):
     """Halves the channels and each side of the map."""
 
-    def __init__(self, channels: int, act: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, channels: int, act: Activation) -> None:
         super().__init__()
         self.act = act
         self.norm = nn.BatchNorm2d(channels)
@@ -41,9 +43,7 @@ class _Transition(nn.Module):
 class DenseNet(nn.Module):
     """Three dense blocks of equal depth, with bottlenecks and compression by one half."""
 
-    def __init__(
-        self, classes: int, *, depth: int = 100, growth: int = 12, act: Callable[[Tensor], Tensor] = F.relu
-    ) -> None:
+    def __init__(self, classes: int, *, depth: int = 100, growth: int = 12, act: Activation = F.relu) -> None:
         super().__init__()
         self.act = act
         layers = (depth - 4) // 6

@@ -1,0 +1,96 @@
+"""``python -m davis.training``: the same as ``davis train`` where typer and rich are not installed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from davis.training import Progress, Recipe, train
+from davis.training.jobs import read_jobs, run_jobs, with_act
+
+OUT = Path("trained")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train one network, or those of a file; the model card, or the table, goes to stdout as JSON."""
+    options = _parser().parse_args(arguments)
+    try:
+        return _jobs(options) if options.jobs else _one(options)
+    except (ValueError, TypeError, OSError) as error:
+        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
+        return 2
+
+
+def _one(options: argparse.Namespace) -> int:
+    if options.arch is None or options.dataset is None:
+        raise ValueError("give a network and a dataset, such as resnet18 cifar10, or --jobs FILE")
+    settings = ("dataset", "head", "epochs", "batch", "rate", "momentum", "decay", "padding", "seed", "images")
+    given = {name: getattr(options, name) for name in settings if getattr(options, name) is not None}
+    recipe = Recipe(arch=with_act(options.arch, options.act), **given)
+    said = -1
+
+    def watch(progress: Progress) -> None:
+        nonlocal said
+        if progress.epoch != said and progress.record:
+            left = "" if progress.seconds_left is None else f", {progress.seconds_left:.0f} s left"
+            _say(f"{json.dumps(progress.record)}{left}")
+        said = progress.epoch
+
+    card = train(
+        recipe,
+        options.out or OUT / recipe.name,
+        data=options.data,
+        device=options.device,
+        graph=not options.no_graph,
+        save_every=options.save_every,
+        watch=watch,
+    )
+    sys.stdout.write(json.dumps(card) + "\n")
+    return 0
+
+
+def _jobs(options: argparse.Namespace) -> int:
+    jobs, count = read_jobs(options.jobs, options.out or OUT)
+    passed = ["--save-every", str(options.save_every)]
+    passed += ["--device", options.device] if options.device else []
+    passed += ["--no-graph"] if options.no_graph else []
+    rows = run_jobs(
+        jobs,
+        side_by_side=options.side_by_side or count,
+        data=options.data,
+        options=passed,
+        say=_say,
+    )
+    sys.stdout.write(json.dumps(rows, indent=1) + "\n")
+    return 1 if any(row["state"] == "failed" for row in rows) else 0
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m davis.training", description=__doc__)
+    parser.add_argument("arch", nargs="?")
+    parser.add_argument("dataset", nargs="?")
+    parser.add_argument("--act")
+    parser.add_argument("--head")
+    for name in ("epochs", "batch", "padding", "seed", "images"):
+        parser.add_argument(f"--{name}", type=int)
+    for name in ("rate", "momentum", "decay"):
+        parser.add_argument(f"--{name}", type=float)
+    for name in ("out", "data", "jobs"):
+        parser.add_argument(f"--{name}", type=Path)
+    parser.add_argument("--device")
+    parser.add_argument("--no-graph", action="store_true")
+    parser.add_argument("--save-every", type=int, default=1)
+    parser.add_argument("--side-by-side", type=int)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,164 @@
+"""Several trainings side by side on one machine: each in a process of its own, each resumable.
+
+::
+
+    side_by_side = 4
+
+    [[train]]
+    arch = "resnet18"
+    dataset = "cifar10"
+
+    [[train]]
+    arch = "resnet18"
+    act = "silu"          # the same as arch = "resnet18(act=silu)"
+    dataset = "cifar100"
+    seed = 1              # and epochs, head, batch, rate, momentum, decay, padding, images
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from davis.training.files import load_card, read_log
+from davis.training.recipe import Recipe
+from davis.zoo import canonical
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+SIDE_BY_SIDE = 4
+_POLL = 0.2  # seconds
+
+Said = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A training and its folder."""
+
+    recipe: Recipe
+    folder: Path
+
+    def state(self) -> dict[str, Any]:
+        """How far it is, as a row of a table."""
+        history, card = read_log(self.folder), load_card(self.folder, self.recipe)
+        last = history[-1] if history else {}
+        return {
+            "name": self.recipe.name,
+            "state": "trained" if card else ("cut off" if history else "not begun"),
+            "epoch": f"{last.get('epoch', 0)}/{self.recipe.epochs}",
+            "loss": last.get("loss"),
+            "test accuracy": card["accuracy"] if card else last.get("test_accuracy"),
+            "seconds": round(sum(record["seconds"] for record in history), 1),
+            "folder": str(self.folder),
+        }
+
+
+def read_jobs(file: Path, out: Path) -> tuple[list[Job], int]:
+    """The trainings that a TOML file lists, each with a folder in ``out``, and how many at a time."""
+    try:
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{file} is not TOML: {error}") from None
+    unknown = content.keys() - {"train", "side_by_side"}
+    rows = content.get("train")
+    if unknown or not isinstance(rows, list) or not rows:
+        raise ValueError(f"{file} must hold tables [[train]] with arch and dataset, and may hold side_by_side")
+    jobs = [_job(row, f"{file}, training {number}", out) for number, row in enumerate(rows, 1)]
+    folders = [job.folder for job in jobs]
+    twice = next((folder for folder in folders if folders.count(folder) > 1), None)
+    if twice is not None:
+        raise ValueError(f"{file}: two trainings would share the folder {twice}; list each once")
+    count = content.get("side_by_side", SIDE_BY_SIDE)
+    if not isinstance(count, int) or count < 1:
+        raise ValueError(f"{file}: side_by_side must be a whole number from 1, got {count!r}")
+    return jobs, count
+
+
+def _job(row: dict[str, Any], place: str, out: Path) -> Job:
+    known = {field.name for field in fields(Recipe)} | {"act"}
+    if not {"arch", "dataset"} <= row.keys() or row.keys() - known:
+        raise ValueError(
+            f"{place} needs arch and dataset and may have {', '.join(sorted(known - {'arch', 'dataset'}))}"
+        )
+    settings = dict(row)
+    act = settings.pop("act", None)
+    try:
+        recipe = Recipe(**settings | {"arch": with_act(settings["arch"], act)})
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{place}: {error}") from None
+    return Job(recipe, out / recipe.name)
+
+
+def with_act(arch: str, act: str | None) -> str:
+    """The name of a network with its activation put in.
+
+    >>> with_act("resnet18", "silu")
+    'resnet18(act=silu)'
+    """
+    if act is None:
+        return canonical(arch)
+    return canonical(f"{arch.rstrip()[:-1]}, act={act})" if arch.rstrip().endswith(")") else f"{arch}(act={act})")
+
+
+def command_of(job: Job, *, data: Path | None = None, options: Sequence[str] = ()) -> list[str]:
+    """The command that trains a job, for the interpreter that runs this; it needs no more than torch and NumPy."""
+    settings = job.recipe.to_dict()
+    words = [sys.executable, "-m", "davis.training", settings.pop("arch"), settings.pop("dataset")]
+    for name, value in settings.items():
+        if value is not None:
+            words += [f"--{name}", str(value)]
+    words += ["--out", str(job.folder), *options]
+    return [*words, "--data", str(data)] if data is not None else words
+
+
+def run_jobs(
+    jobs: Sequence[Job],
+    *,
+    side_by_side: int = SIDE_BY_SIDE,
+    data: Path | None = None,
+    options: Sequence[str] = (),
+    say: Said = lambda text: None,
+) -> list[dict[str, Any]]:
+    """Train all that is not trained yet, a fixed number at a time; a row for each, failed ones among them.
+
+    What a training prints is in ``output.log`` of its folder.
+    """
+    waiting = [job for job in jobs if load_card(job.folder, job.recipe) is None]
+    running: dict[str, tuple[Job, subprocess.Popen[bytes]]] = {}
+    failed: dict[str, int] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < side_by_side:
+                job = waiting.pop(0)
+                running[job.recipe.name] = (job, start(job, data=data, options=options))
+                say(f"{job.recipe.name}: begun, {len(waiting)} waiting")
+            time.sleep(_POLL)
+            for name, (job, process) in list(running.items()):
+                if process.poll() is None:
+                    continue
+                del running[name]
+                if process.returncode:
+                    failed[name] = process.returncode
+                    say(f"{name}: ended with status {process.returncode}; see {job.folder / 'output.log'}")
+                else:
+                    say(f"{name}: trained, test accuracy {100 * job.state()['test accuracy']:.2f}")
+    finally:
+        for _, process in running.values():
+            process.terminate()
+    return [job.state() | ({"state": "failed"} if job.recipe.name in failed else {}) for job in jobs]
+
+
+def start(job: Job, *, data: Path | None = None, options: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+    """A process that trains a job."""
+    job.folder.mkdir(parents=True, exist_ok=True)
+    with (job.folder / "output.log").open("ab") as output:
+        return subprocess.Popen(command_of(job, data=data, options=options), stdout=output, stderr=output)

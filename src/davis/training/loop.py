@@ -1,0 +1,196 @@
+"""The epochs of a training: steps, test, log, checkpoint; cut off anywhere, it goes on from the last epoch."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from davis import __version__
+from davis.training import figure, files
+from davis.training.pictures import NORMALISATION, Data, Pictures, normalised, read
+from davis.training.recipe import Recipe
+from davis.training.step import ALONE, Step, capture
+from davis.zoo import build
+from davis.zoo.weights import sha256_of
+
+_TOLD_EVERY = 10  # steps
+
+
+class Progress(NamedTuple):
+    """Where a training stands."""
+
+    epoch: int  # finished ones
+    epochs: int
+    step: int  # finished ones of the epoch under way
+    steps: int
+    record: dict[str, Any]  # of the last finished epoch; empty before it
+    seconds_left: float | None
+
+
+Watch = Callable[[Progress], None]
+
+
+def train(
+    recipe: Recipe,
+    folder: Path,
+    *,
+    data: Path | Data | None = None,
+    device: str | None = None,
+    graph: bool = True,
+    save_every: int = 1,
+    watch: Watch | None = None,
+) -> dict[str, Any]:
+    """The model card of the trained network, whose files are in the folder.
+
+    A training that was cut off goes on after its last saved epoch, on a CPU to the same bits; a finished one is not
+    done again. ``graph=False`` takes the steps one kernel at a time on a GPU.
+    """
+    if (card := files.load_card(folder, recipe)) is not None:
+        return card
+    stored = files.load_checkpoint(folder, recipe)
+    chosen = _device(device)
+    whole = data if isinstance(data, Data) else read(recipe.dataset, data)
+    pictures, test = whole.train.first(recipe.images).to(chosen), whole.test.to(chosen)
+    with ALONE, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        model = build(recipe.arch, classes=whole.classes, head=recipe.head).to(chosen)
+    model.train()
+    step = Step(model, pictures, recipe)
+    history: files.History = []
+    if stored is not None:
+        step.restore(stored[0])
+        history = stored[1]
+    folder.mkdir(parents=True, exist_ok=True)
+    with _fastest_kernels():
+        take = capture(step) if graph and chosen.type == "cuda" and len(history) < recipe.epochs else step
+        _epochs(step, take, test, recipe, folder, history, save_every, watch)
+    return _finish(step, whole, test, recipe, folder, history)
+
+
+def _epochs(
+    step: Step,
+    take: Callable[[], None],
+    test: Pictures,
+    recipe: Recipe,
+    folder: Path,
+    history: files.History,
+    save_every: int,
+    watch: Watch | None,
+) -> None:
+    """Train from where the history ends."""
+    began, resumed_at = time.perf_counter(), len(history)
+
+    def tell(steps_done: int) -> None:
+        if watch is not None:
+            done = len(history) - resumed_at
+            spent = time.perf_counter() - began
+            left = spent / done * (recipe.epochs - len(history)) if done else None
+            last = history[-1] if history else {}
+            watch(Progress(len(history), recipe.epochs, steps_done, step.steps, last, left))
+
+    tell(0)
+    for epoch in range(resumed_at, recipe.epochs):
+        started = time.perf_counter()
+        step.begin(epoch)
+        for number in range(step.steps):
+            take()
+            if number % _TOLD_EVERY == _TOLD_EVERY - 1:
+                tell(number + 1)
+        loss, accuracy = step.outcome()
+        if not math.isfinite(loss):
+            raise ValueError(
+                f"the loss of {recipe.name} is {loss} after epoch {epoch + 1}; lower the rate (now {recipe.rate})"
+            )
+        record = {
+            "epoch": epoch + 1,
+            "rate": recipe.rate_at(epoch),
+            "loss": loss,
+            "train_accuracy": accuracy,
+            "test_accuracy": evaluate(step.model, test, half=test.images.is_cuda),
+            "seconds": round(time.perf_counter() - started, 3),
+        }
+        history.append(record)
+        if (epoch + 1) % save_every == 0 or epoch + 1 == recipe.epochs:
+            files.save_checkpoint(folder, recipe, step.tensors(), history)
+        files.write_log(folder, history)
+        tell(0)
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, test: Pictures, *, half: bool = False, batch: int = 500) -> float:
+    """The share of test pictures that a model names rightly; with ``half`` in bfloat16, as in training on a GPU."""
+    size = batch if test.images.device.type == "cpu" else 2500
+    training = model.training
+    model.eval()
+    right = torch.zeros((), dtype=torch.int64, device=test.images.device)
+    with torch.autocast(test.images.device.type, torch.bfloat16, enabled=half, cache_enabled=False):
+        for start in range(0, len(test.labels), size):
+            logits = model(normalised(test.images[start : start + size]))
+            right += logits.argmax(1).eq(test.labels[start : start + size]).sum()
+    model.train(training)
+    return int(right) / len(test.labels)
+
+
+def _finish(
+    step: Step, whole: Data, test: Pictures, recipe: Recipe, folder: Path, history: files.History
+) -> dict[str, Any]:
+    """Write weights, figure and card; the accuracy on the card is that of the written file, in float32."""
+    about = {"arch": recipe.arch, "dataset": recipe.dataset, "head": recipe.head}
+    weights = files.save_weights(folder, step.model.state_dict(), about)
+    figure.draw(history, recipe.name, folder / files.FIGURE)
+    used = step.steps * recipe.batch
+    card: dict[str, Any] = {
+        "name": recipe.name,
+        "arch": recipe.arch,
+        "dataset": recipe.dataset,
+        "classes": whole.classes,
+        "head": recipe.head,
+        "parameters": sum(parameter.numel() for parameter in step.model.parameters()),
+        "accuracy": None,
+        "accuracy_in_training": history[-1]["test_accuracy"],
+        "test_images": len(test.labels),
+        "train_images": len(step.labels),
+        "images_left_out_of_each_epoch": len(step.labels) - used,  # drawn anew in each
+        "recipe": recipe.to_dict(),
+        "preprocessing": NORMALISATION.to_dict(),
+        "precision": "bfloat16 autocast" if test.images.is_cuda else "float32",
+        "device": torch.cuda.get_device_name(test.images.device) if test.images.is_cuda else "cpu",
+        "seconds": round(sum(record["seconds"] for record in history), 1),
+        "versions": {"davis": __version__, "torch": torch.__version__},
+        "sha256": sha256_of(weights),
+        "command": recipe.command(),
+    }
+    files.fill(step.model, weights)
+    card["accuracy"] = evaluate(step.model, test)
+    files.save_card(folder, card)
+    return card
+
+
+@contextmanager
+def _fastest_kernels() -> Iterator[None]:
+    """Inside, cuDNN tries its convolutions out; shapes stay the same, so that it does so once."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
+def _device(name: str | None) -> torch.device:
+    device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device {name!r} cannot be used here: torch finds no CUDA; try cpu")
+    if device.type not in ("cuda", "cpu"):
+        raise ValueError(f"training runs on cpu or cuda, not on {name!r}")
+    if device.type == "cuda":
+        torch.cuda.set_device(device.index or 0)
+        return torch.device("cuda", torch.cuda.current_device())
+    return device

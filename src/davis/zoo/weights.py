@@ -1,0 +1,71 @@
+"""Trained weights: those that come with the package, and those in the folder of a training."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+from torch import nn
+
+from davis.zoo.naming import build, slug
+
+WEIGHTS, CARD = "weights.safetensors", "card.json"
+
+
+def shipped() -> dict[str, dict[str, Any]]:
+    """The model cards of the weights that come with the package, by ``DATASET-ARCH``."""
+    return {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in sorted(_folder().glob("*.json"))}
+
+
+def load(name: str, dataset: str) -> nn.Module:
+    """A trained network that comes with the package, in eval mode; no network is asked."""
+    stem = f"{dataset}-{slug(name)}"
+    known = shipped()
+    if stem not in known:
+        raise FileNotFoundError(
+            f"no weights of {name!r} trained on {dataset!r} come with davis; "
+            f"there are: {', '.join(known) or 'none yet'}; "
+            f"train them with `davis train {quoted(name)} {dataset}` and open the folder with davis.zoo.load_trained"
+        )
+    return _open(_folder() / f"{stem}.json", _folder() / f"{stem}.safetensors")
+
+
+def load_trained(folder: str | Path) -> nn.Module:
+    """The network that ``davis train`` left in a folder, in eval mode."""
+    folder = Path(folder)
+    if not (folder / CARD).is_file():
+        raise FileNotFoundError(f"{folder} holds no finished training: {CARD} is missing; run davis train to its end")
+    return _open(folder / CARD, folder / WEIGHTS)
+
+
+def quoted(name: str) -> str:
+    """The name, quoted where a shell would stumble over its brackets."""
+    return f"'{name}'" if "(" in name else name
+
+
+def sha256_of(file: Path) -> str:
+    """Of the bytes of a file."""
+    digest = hashlib.sha256()
+    with file.open("rb") as stream:
+        while part := stream.read(1 << 20):
+            digest.update(part)
+    return digest.hexdigest()
+
+
+def _open(card_file: Path, weights: Path) -> nn.Module:
+    card = json.loads(card_file.read_text(encoding="utf-8"))
+    if sha256_of(weights) != card["sha256"]:
+        raise ValueError(
+            f"{weights} is not the file that {card_file.name} describes: its sha256 differs; train it anew"
+        )
+    model = build(card["arch"], classes=card["classes"], head=card["head"])
+    model.load_state_dict(safetensors.torch.load_file(weights))
+    return model.eval()
+
+
+def _folder() -> Path:
+    return Path(str(resources.files("davis.zoo"))) / "trained"

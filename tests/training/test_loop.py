@@ -1,0 +1,200 @@
+"""Whole trainings: they learn, they go on after a kill to the same bits, and they say what they did."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from davis import zoo
+from davis.training import Progress, Recipe, train
+from davis.training.files import load_checkpoint, read_log
+from davis.training.loop import evaluate
+from davis.training.pictures import Data
+from davis.zoo.weights import sha256_of
+
+TINY = "resnet18(width=2)"
+
+
+def recipe(**changes: Any) -> Recipe:
+    return Recipe(**{"arch": TINY, "dataset": "colours", "batch": 20, "epochs": 4, "rate": 0.1, "padding": 2} | changes)
+
+
+def test_it_learns(data: Data, tmp_path: Path) -> None:
+    seen: list[Progress] = []
+    card = train(recipe(epochs=8), tmp_path / "run", data=data, device="cpu", watch=seen.append)
+    history = read_log(tmp_path / "run")
+    assert [record["epoch"] for record in history] == list(range(1, 9))
+    assert history[-1]["loss"] < 0.5 * history[0]["loss"]
+    assert card["accuracy"] > 0.8
+    assert [round(record["rate"], 6) for record in history] == [0.1, 0.1, 0.1, 0.1, 0.01, 0.01, 0.001, 0.001]
+    assert (seen[0].epoch, seen[-1].epoch, seen[-1].seconds_left) == (0, 8, 0.0)
+    assert seen[1].step == 10
+
+
+def test_the_card_and_the_weights(data: Data, tmp_path: Path) -> None:
+    chosen = recipe(epochs=2, seed=3, images=104)
+    card = train(chosen, tmp_path, data=data, device="cpu")
+    assert json.loads((tmp_path / "card.json").read_text()) == card
+    assert card["command"] == (
+        "davis train 'resnet18(width=2)' colours --epochs 2 --batch 20 --padding 2 --seed 3 --images 104"
+    )
+    assert card["images_left_out_of_each_epoch"] == 4
+    assert card["sha256"] == sha256_of(tmp_path / "weights.safetensors")
+    assert card["recipe"] == chosen.to_dict()
+    tensors = safetensors.torch.load_file(tmp_path / "weights.safetensors")
+    assert tensors["stem.weight"].dtype == torch.float16
+    assert tensors["norm.running_var"].dtype == torch.float32
+    model = zoo.load_trained(tmp_path)
+    assert evaluate(model, data.test) == card["accuracy"]
+    assert (tmp_path / "curves.svg").read_text().startswith("<?xml")
+
+
+class Cut(Exception):
+    """Stands for a power cut."""
+
+
+@pytest.mark.parametrize("step", [0, 10])
+def test_cut_off_anywhere_it_ends_with_the_same_bits(data: Data, tmp_path: Path, step: int) -> None:
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    train(recipe(), whole, data=data, device="cpu")
+
+    def cut(progress: Progress) -> None:
+        if (progress.epoch, progress.step) == (2, step):
+            raise Cut
+
+    with pytest.raises(Cut):
+        train(recipe(), halves, data=data, device="cpu", watch=cut)
+    assert len(read_log(halves)) == 2
+    train(recipe(), halves, data=data, device="cpu")
+    assert_same(whole, halves)
+
+
+def assert_same(first: Path, second: Path) -> None:
+    """Weights and momenta to the last bit, and what was logged but for the times."""
+    assert (first / "weights.safetensors").read_bytes() == (second / "weights.safetensors").read_bytes()
+    tensors = [safetensors.torch.load_file(folder / "checkpoint.safetensors") for folder in (first, second)]
+    assert tensors[0].keys() == tensors[1].keys()
+    assert all(torch.equal(tensors[0][name], tensors[1][name]) for name in tensors[0])
+    logs = [[{k: v for k, v in r.items() if k != "seconds"} for r in read_log(folder)] for folder in (first, second)]
+    assert logs[0] == logs[1]
+
+
+@pytest.mark.slow
+def test_killed_it_ends_with_the_same_bits(place: Path, tmp_path: Path) -> None:
+    """SIGKILL, at whatever instruction that falls, twice."""
+    epochs = 12
+    options = [TINY, str(place), "--epochs", str(epochs), "--batch", "20", "--rate", "0.05", "--device", "cpu"]
+    command = [sys.executable, "-m", "davis.training", *options, "--out"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    subprocess.run([*command, str(whole)], check=True, env=environment, capture_output=True, timeout=300)
+    for least in (2, 6):
+        process = subprocess.Popen([*command, str(cut)], env=environment, stderr=subprocess.DEVNULL)
+        while len(read_log(cut)) < least and process.poll() is None:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+        assert not (cut / "card.json").exists()
+    subprocess.run([*command, str(cut)], check=True, env=environment, capture_output=True, timeout=300)
+    assert_same(whole, cut)
+
+
+def test_a_finished_training_is_not_done_again(data: Data, tmp_path: Path) -> None:
+    card = train(recipe(epochs=1), tmp_path, data=data, device="cpu")
+
+    def never(progress: Progress) -> None:
+        raise AssertionError
+
+    assert train(recipe(epochs=1), tmp_path, data=data, device="cpu", watch=never) == card
+
+
+def test_another_training_is_kept_out_of_the_folder(data: Data, tmp_path: Path) -> None:
+    train(recipe(epochs=1), tmp_path, data=data, device="cpu")
+    with pytest.raises(ValueError, match="holds a training with seed=0, and 1 is asked for; choose another folder"):
+        train(recipe(epochs=1, seed=1), tmp_path, data=data, device="cpu")
+    (tmp_path / "card.json").unlink()
+    with pytest.raises(ValueError, match="holds a training with epochs=1, and 2"):
+        train(recipe(epochs=2), tmp_path, data=data, device="cpu")
+
+
+def test_checkpoints_less_often(data: Data, tmp_path: Path) -> None:
+    def cut(progress: Progress) -> None:
+        if progress.epoch == 3:
+            raise Cut
+
+    with pytest.raises(Cut):
+        train(recipe(), tmp_path / "halves", data=data, device="cpu", save_every=2, watch=cut)
+    stored = load_checkpoint(tmp_path / "halves", recipe())
+    assert stored is not None
+    assert len(stored[1]) == 2
+    train(recipe(), tmp_path / "halves", data=data, device="cpu")
+    train(recipe(), tmp_path / "whole", data=data, device="cpu")
+    assert_same(tmp_path / "whole", tmp_path / "halves")
+
+
+def test_a_damaged_checkpoint(data: Data, tmp_path: Path) -> None:
+    (tmp_path / "checkpoint.safetensors").write_bytes(b"nothing of the kind")
+    with pytest.raises(ValueError, match=r"is damaged .*remove it to begin anew"):
+        train(recipe(), tmp_path, data=data, device="cpu")
+
+
+def test_a_loss_that_explodes(data: Data, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"the loss of colours-resnet18_width2 is nan after epoch \d; lower the rate"):
+        train(recipe(rate=1e30), tmp_path, data=data, device="cpu")
+
+
+def test_seeds_differ_and_repeat(data: Data, tmp_path: Path) -> None:
+    digests = []
+    for number, seed in enumerate((0, 0, 1)):
+        torch.manual_seed(number)  # what the caller drew before must not matter
+        digests.append(train(recipe(epochs=1, seed=seed), tmp_path / str(number), data=data, device="cpu")["sha256"])
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_the_caller_s_random_numbers_are_left_alone(data: Data, tmp_path: Path) -> None:
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    train(recipe(epochs=1), tmp_path, data=data, device="cpu")
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_godin_head_learns(data: Data, tmp_path: Path) -> None:
+    train(recipe(head="godin"), tmp_path, data=data, device="cpu")
+    history = read_log(tmp_path)
+    assert history[-1]["loss"] < history[0]["loss"]
+    assert zoo.load_trained(tmp_path).head.similarity == "cosine"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"arch": "resnet19"}, "did you mean 'resnet18'?"),
+        ({"head": "cosine"}, "unknown head 'cosine'; known: linear, godin"),
+        ({"epochs": 0}, "epochs must be at least 1, got 0"),
+        ({"images": 10}, "10 images do not fill one batch of 20"),
+        ({"rate": 0.0}, "rate must be above 0"),
+    ],
+)
+def test_bad_recipes(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError) as error:
+        recipe(**changes)
+    assert message in str(error.value)
+
+
+def test_devices(data: Data, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="training runs on cpu or cuda"):
+        train(recipe(), tmp_path, data=data, device="meta")
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="torch finds no CUDA; try cpu"):
+            train(recipe(), tmp_path, data=data, device="cuda")

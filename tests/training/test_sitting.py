@@ -1,0 +1,211 @@
+"""The driver of a borrowed GPU machine, all but the GPU: parts, schedule, what comes home."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+
+from davis.bench import describe, run
+from davis.bench.results import Results, load
+from davis.training import Recipe, train
+from davis.training.jobs import Job
+from davis.training.pictures import Data
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+TINY = "resnet18(width=2)"
+
+
+@pytest.fixture
+def sitting(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    if not (ROOT / "benchmarks").is_dir():
+        pytest.skip("no benchmarks/ here: a source distribution leaves it out")
+    spec = importlib.util.spec_from_file_location("gpu_sitting", ROOT / "benchmarks" / "gpu_sitting.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "gpu_sitting", module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_sixteen_trainings_have_their_benchmarks(sitting: ModuleType, tmp_path: Path) -> None:
+    names = [job.recipe.name for job in sitting.jobs(tmp_path, 100, [])]
+    assert len(names) == len(set(names)) == 16
+    assert names[:4] == ["cifar10-resnet18", "cifar100-resnet18", "cifar10-densenet101", "cifar100-densenet101"]
+    for name in names:
+        description = describe.read(f"paper-{name}" + ("-own" if "densenet" in name else ""))[0]
+        assert description["model"]["name"] == f"davis.zoo:{name.replace('-', '_')}"
+        assert description["model"]["weights"] == f"trained/{name}/weights.safetensors"
+        assert description["id"]["fit"] == f"{name.partition('-')[0]}_train"
+        assert len(describe.methods(description)) > 50
+
+
+def test_parts_hold_the_sets_to_the_last_bit(
+    sitting: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sitting, "SETS", ("first", "second"))
+    monkeypatch.setattr(sitting, "MOSAIC", 50)
+    data, parts, again = tmp_path / "data", tmp_path / "parts", tmp_path / "again"
+    data.mkdir()
+    drawn, sets = np.random.default_rng(0), {}
+    for name, count in (("first", 130), ("second", 7)):
+        sets[name] = drawn.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8), drawn.integers(0, 100, count)
+        np.savez(data / f"{name}.npz", images=sets[name][0], labels=sets[name][1])
+    sitting.pack(SimpleNamespace(data=data, parts=parts, size=0.25))
+    folders = sorted(folder.name for folder in parts.iterdir())
+    assert folders == ["00", "01", "02"]
+    assert all(sum(file.stat().st_size for file in folder.iterdir()) <= 2**18 for folder in parts.iterdir())
+    (parts / "01").rename(tmp_path / "later")
+    assert sitting.unpack(parts, again) == ["second"]
+    (tmp_path / "later").rename(parts / "01")
+    assert sitting.unpack(parts, again) == ["first", "second"]
+    for name, (images, labels) in sets.items():
+        with np.load(again / f"{name}.npz") as arrays:
+            assert np.array_equal(arrays["images"], images)
+            assert np.array_equal(arrays["labels"], labels)
+
+
+def small_job(work: Path, dataset: Path | str = "colours", **settings: object) -> Job:
+    chosen = {"arch": TINY, "dataset": str(dataset), "epochs": 2, "batch": 20} | settings
+    recipe = Recipe(**chosen)  # type: ignore[arg-type]
+    return Job(recipe, work / recipe.name)
+
+
+def test_what_comes_home(
+    sitting: ModuleType, data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    work, home = tmp_path / "work", tmp_path / "home"
+    done, cut = small_job(work), small_job(work, arch="resnet18(act=silu, width=2)")
+    monkeypatch.setattr(sitting, "jobs", lambda *_: [done, cut])
+    train(done.recipe, done.folder, data=data, device="cpu")
+
+    def stop(progress: object) -> None:
+        if progress.epoch == 1:  # type: ignore[attr-defined]
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(cut.recipe, cut.folder, data=data, device="cpu", watch=stop)
+    calls = 0
+    while True:
+        options = SimpleNamespace(
+            work=work, out=tmp_path / f"out{calls}", call=calls, size=0.01, largest=1, only=[], epochs=2
+        )
+        sitting.collect(options)
+        files = list(options.out.iterdir())
+        assert len(files) <= 8
+        assert all(file.stat().st_size <= 0.01 * 2**20 + 1 for file in files if "tar" not in file.name)
+        sitting.join(SimpleNamespace(fetched=options.out, target=home))
+        calls += 1
+        if "; 0 calls are left" in capsys.readouterr().out.replace("\n", " "):
+            break
+    assert calls > 1
+    for job, name in ((done, "weights.safetensors"), (cut, "checkpoint.safetensors")):
+        assert (home / job.recipe.name / name).read_bytes() == (job.folder / name).read_bytes()
+    assert json.loads((home / done.recipe.name / "card.json").read_text())["name"] == done.recipe.name
+    train(cut.recipe, home / cut.recipe.name, data=data, device="cpu")  # goes on from what came home
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("threads", [False, True])
+def test_the_schedule(
+    sitting: ModuleType,
+    place: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    threads: bool,
+) -> None:
+    """Every training is done, then its benchmark, which fails here for want of a description and stops nobody."""
+    work = tmp_path / "work"
+    todo = [small_job(work, place, seed=0), small_job(work, place, arch="resnet18(act=silu, width=2)")]
+    monkeypatch.setattr(sitting, "jobs", lambda *_: todo)
+    monkeypatch.setattr(sitting, "SETS", ())
+    options = argparse.Namespace(
+        work=work, parts=tmp_path, side_by_side=2, mps=False, threads=threads, pixels=False, epochs=2, only=[]
+    )
+    sitting.work(options)
+    out = capsys.readouterr().out
+    assert out.count("train colours-resnet18_width2: begun") == 1
+    assert out.count("bench colours-resnet18_width2: begun") == 2
+    for job in todo:
+        assert json.loads((job.folder / "card.json").read_text())["recipe"] == job.recipe.to_dict()
+        assert "no benchmark 'paper-colours" in (job.folder / "bench.log").read_text()
+
+
+def test_threads_do_not_disturb_one_another(data: Data, tmp_path: Path) -> None:
+    recipes = [small_job(tmp_path, seed=seed).recipe for seed in range(3)]
+    cards: dict[str, list[str]] = {"alone": [], "together": []}
+    cards["alone"] = [train(each, tmp_path / f"a{each.seed}", data=data, device="cpu")["sha256"] for each in recipes]
+    threads = [
+        threading.Thread(target=train, args=(each, tmp_path / f"t{each.seed}"), kwargs={"data": data, "device": "cpu"})
+        for each in recipes
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for each in recipes:
+        cards["together"].append(json.loads((tmp_path / f"t{each.seed}" / "card.json").read_text())["sha256"])
+    assert cards["alone"] == cards["together"]
+
+
+@pytest.mark.slow
+def test_the_speed_script_says_that_it_needs_cuda() -> None:
+    script = ROOT / "benchmarks" / "training_speed.py"
+    done = subprocess.run(
+        [sys.executable, script, "resnet18"], capture_output=True, text=True, env={"CUDA_VISIBLE_DEVICES": ""}
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")
+    assert "no CUDA" in done.stderr
+
+
+def test_a_benchmark_goes_on_without_a_method_that_breaks(
+    sitting: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A real benchmark of a small trained network; one method is made to overflow."""
+    work, drawn = tmp_path / "work", np.random.default_rng(0)
+    (work / "data").mkdir(parents=True)
+    for name, count in (("train", 60), ("test", 30), ("far", 20)):
+        images = drawn.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
+        np.savez(work / "data" / f"{name}.npz", images=images, labels=drawn.integers(0, 10, count))
+    recipe = Recipe(arch="densenet101(depth=10, growth=4)", dataset=str(work / "data"), epochs=1, batch=20)
+    train(recipe, work / "cifar10-tiny", device="cpu")
+    (tmp_path / "tiny_of_sitting.py").write_text(
+        "from davis.zoo import build\ndef make():\n    return build('densenet101(depth=10, growth=4)', classes=10)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    description = {
+        "name": "tiny",
+        "methods": ["energy", "msp", "odin + msp"],
+        "model": {"name": "tiny_of_sitting:make"},
+        "preprocessing": {"size": 32, "resize": 32},
+        "id": {"fit": "train.npz", "test": "test.npz"},
+        "far": {"far": "far.npz", "absent": "svhn_cropped"},
+        "near": {},
+    }
+    monkeypatch.setattr(describe, "read", lambda name: (description, work))
+    real = run.run
+
+    def breaking(benchmark: run.Benchmark, *rest: object, **options: object) -> Results:
+        if "mean + msp" in benchmark.specs:
+            raise ValueError("'mean + msp' gave NaN or infinity, at image 0 first; choose milder settings")
+        return real(benchmark, *rest, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(run, "run", breaking)
+    (work / "cifar10-tiny" / "bench").mkdir()
+    sitting.bench(SimpleNamespace(work=work, name="cifar10-tiny", pixels=False))
+    results = load(work / "cifar10-tiny" / "bench")
+    assert results.specs == ["mean + energy"]
+    assert {row.set for row in results.rows} == {"far"}
+    assert len(json.loads((work / "cifar10-tiny" / "bench" / "left_out.json").read_text())) == 1
+    assert not (work / "cache" / "cifar10-tiny").exists()

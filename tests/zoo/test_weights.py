@@ -1,0 +1,72 @@
+"""Weights that come with the package, or from the folder of a training."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from davis import zoo
+from davis.zoo import weights
+
+
+def write(folder: Path, stem: str | None = None) -> torch.nn.Module:
+    torch.manual_seed(0)
+    model = zoo.build("resnet18(width=4)", classes=10).eval()
+    file = folder / (f"{stem}.safetensors" if stem else "weights.safetensors")
+    safetensors.torch.save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, file)
+    card = {"arch": "resnet18(width=4)", "classes": 10, "head": "linear", "sha256": weights.sha256_of(file)}
+    (folder / (f"{stem}.json" if stem else "card.json")).write_text(json.dumps(card))
+    return model
+
+
+def test_a_shipped_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = write(tmp_path, "cifar10-resnet18_width4")
+    monkeypatch.setattr(weights, "_folder", lambda: tmp_path)
+    assert list(zoo.shipped()) == ["cifar10-resnet18_width4"]
+    loaded = zoo.load("resnet18(width=4)", "cifar10")
+    images = torch.randn(2, 3, 32, 32)
+    assert not loaded.training
+    assert torch.equal(loaded(images), model(images))
+
+
+def test_what_is_not_there_is_said_with_what_is_and_how_to_train() -> None:
+    there = ", ".join(zoo.shipped()) or "none yet"
+    with pytest.raises(FileNotFoundError) as error:
+        zoo.load("resnet18(act=tanh)", "cifar100")
+    assert f"there are: {there}; train them with `davis train 'resnet18(act=tanh)' cifar100`" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_every_shipped_card_is_true() -> None:
+    for stem, card in zoo.shipped().items():
+        dataset, arch = stem.split("-")
+        assert zoo.slug(card["arch"]) == arch
+        assert zoo.load(card["arch"], dataset).head.out_features == zoo.CLASSES[dataset]  # type: ignore[union-attr]
+
+
+def test_a_file_that_was_changed_is_refused(tmp_path: Path) -> None:
+    write(tmp_path)
+    file = tmp_path / "weights.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match="sha256 differs"):
+        zoo.load_trained(tmp_path)
+
+
+def test_an_unfinished_training_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no finished training: card\.json is missing"):
+        zoo.load_trained(tmp_path)
+
+
+def test_the_authors_densenet(shared: Path) -> None:
+    """Every key of their checkpoint finds its place, by the documented mapping."""
+    state = torch.load(shared / "weights" / "davis_densenet101_cifar10.pt", map_location="cpu", weights_only=True)
+    model = zoo.build("densenet101", classes=10)
+    tensors = state.get("state_dict", state)
+    model.load_state_dict(zoo.from_authors(tensors))
+    assert torch.equal(model.head.bias, tensors["output_layer.bias"])  # type: ignore[union-attr]
