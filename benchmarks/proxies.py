@@ -1,9 +1,9 @@
 """Which stand-in for OOD images ranks detectors best: each proxy's order of 200 candidates beside the real one.
 
-python benchmarks/proxies.py DATA CACHE OUT > benchmarks/proxies.md
+python benchmarks/proxies.py DATA CACHE OUT [NAME ...] > benchmarks/proxies.md
 
 The networks are the authors' DenseNet-101. DATA holds the datasets, CACHE/<name> what `davis bench` cached of the
-real sets; the proxied images go through the network here. OUT keeps the scores, which benchmarks/tuning.py reads.
+real sets, if anything; the rest goes through the network here. OUT keeps the scores, which benchmarks/tuning.py reads.
 ID test images are cut in two: the first are tuned on, the others are the ID side of the real comparison.
 """
 
@@ -18,7 +18,6 @@ import torch
 
 from davis.bench import describe
 from davis.bench.cache import Cached, ImageSet, fill
-from davis.data import Preprocessing
 from davis.metrics import evaluate
 from davis.sets import ArraySet
 from davis.tuning.grid import default_grid
@@ -27,7 +26,7 @@ from davis.tuning.search import Measured, measure
 from davis.tuning.surface import Point, average, spearman
 
 NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
-FIT, TUNE, TEST, REAL = 5000, 1000, 4000, 2000  # images of each kind
+FIT, TUNE, TEST, REAL = 5000, 1000, 2000, 1000  # images of each kind
 PROXIES = (
     "noise",
     "noise(clip=false)",
@@ -40,13 +39,13 @@ COMBINED = {"noise, patches, mix, blur, colour": ("noise", "patches", "mix", "bl
 STATISTICS = ("std", "max")
 
 
-class Proxied:
-    """The first images of a set, as a proxy makes them."""
+class Part:
+    """The first images of a set, as they are or as a proxy makes them."""
 
-    def __init__(self, images: ArraySet, proxy: str, count: int) -> None:
-        self.name = f"{images.name}-{proxy}"
+    def __init__(self, images: ArraySet, count: int, proxy: str | None = None) -> None:
+        self.name = f"{images.name}-{proxy or 'plain'}"
         self.images = ArraySet(images.name, images.images[:count], None, images.preprocessing)
-        self.proxy = parse_proxies(proxy)[proxy]
+        self.proxy = None if proxy is None else parse_proxies(proxy)[proxy]
 
     def __len__(self) -> int:
         return len(self.images)
@@ -55,59 +54,60 @@ class Proxied:
         return f"{self.images.fingerprint()} {self.proxy!r}"
 
     def batches(self, start: int, size: int) -> Iterator[tuple[torch.Tensor, None, int]]:
-        preprocessing: Preprocessing = self.images.preprocessing
         for images, _, count in self.images.batches(start, size):
             generator = torch.Generator().manual_seed(start)
             start += count
-            yield make(images, [self.proxy], preprocessing, [generator])[0], None, count
+            if self.proxy is not None:
+                (images,) = make(images, [self.proxy], self.images.preprocessing, [generator])
+            yield images, None, count
 
 
-def blocks(cached: Cached, rows: slice) -> list:
-    """Rows of a cache as the tuner takes them."""
-    start, stop, _ = rows.indices(len(cached))
-    labels = cached.labels
-    cuts = [slice(first, min(first + 2048, stop)) for first in range(start, stop, 2048)]
-    return [(cached.activations(cut), None if labels is None else labels[cut]) for cut in cuts]
+class Network:
+    """A network of the paper and its image sets, read from caches where they are."""
 
+    def __init__(self, name: str, data: Path, cache: Path, out: Path) -> None:
+        description, folder = describe.read(f"paper-{name}-densenet101")
+        self.benchmark = describe.build(description, folder, data=data)
+        self.backbone = self.benchmark.backbone
+        self.cache, self.out = cache / name, out / name
 
-def scores(name: str, data: Path, cache: Path, out: Path) -> tuple[Measured, dict[str, str]]:
-    """The scores of every candidate on every set, and the group of each real set; kept in OUT."""
-    description, folder = describe.read(f"paper-{name}-densenet101")
-    benchmark = describe.build(description, folder, data=data)
-    groups = {key: group for key, (_, group) in benchmark.ood.items()}
-    kept = out / f"{name}.npz"
-    if kept.is_file():
-        with np.load(kept) as arrays:
+    def blocks(self, images: ImageSet, start: int, count: int, proxy: str | None = None) -> list:
+        """The activations of some images as the tuner takes them, by a pass where there is no cache of them."""
+        stop = min(start + count, len(images))
+        kept = [Cached(folder) for folder in self.cache.glob(f"{images.name}-*")] if proxy is None else []
+        whole = next((each for each in kept if len(each) >= stop), None)
+        if whole is None:
+            assert isinstance(images, ArraySet)
+            whole = fill(self.out, self.backbone, Part(images, stop, proxy), statistics=STATISTICS)
+        cuts = [slice(first, min(first + 2048, stop)) for first in range(start, stop, 2048)]
+        return [(whole.activations(cut), None) for cut in cuts]
+
+    def measured(self) -> Measured:
+        """The scores of every candidate on every set, kept in OUT."""
+        kept = self.out / "scores.npz"
+        if kept.is_file():
             found: Measured = {}
-            for key in arrays.files:
-                place, spec = key.split("::")
-                found.setdefault(place, {})[spec] = arrays[key]
-            return found, groups
-    benchmark.backbone.probe((3, 32, 32))
+            with np.load(kept) as arrays:
+                for key in arrays.files:
+                    place, spec = key.split("::")
+                    found.setdefault(place, {})[spec] = arrays[key]
+            return found
+        self.backbone.probe((3, 32, 32))
+        test = self.benchmark.test
+        sets = {"holdout": self.blocks(test, 0, TUNE)}
+        sets |= {proxy: self.blocks(test, 0, TUNE, proxy) for proxy in PROXIES}
+        sets |= {"test": self.blocks(test, TUNE, TEST)}
+        sets |= {key: self.blocks(images, 0, REAL) for key, (images, _) in self.benchmark.ood.items()}
+        fitted = self.blocks(self.benchmark.fit, 0, FIT)
+        scores, refused = measure(self.backbone, default_grid(), fitted=fitted, sets=sets, capacity=FIT)
+        assert not refused, refused
+        np.savez(kept, **{f"{place}::{spec}": v for place, by in scores.items() for spec, v in by.items()})
+        return scores
 
-    def cached(images: ImageSet) -> Cached:
-        found = Cached(next((cache / name).glob(f"{images.name}-*")))
-        if not found.record["complete"]:
-            raise SystemExit(f"{found.folder} is not complete; run davis bench first")
-        return found
-
-    assert isinstance(benchmark.test, ArraySet)
-    sets = {
-        "holdout": blocks(cached(benchmark.test), slice(0, TUNE)),
-        "test": blocks(cached(benchmark.test), slice(TUNE, TUNE + TEST)),
-    }
-    for proxy in PROXIES:
-        images = Proxied(benchmark.test, proxy, TUNE)
-        sets[proxy] = blocks(fill(out / name, benchmark.backbone, images, statistics=STATISTICS), slice(0, TUNE))
-    for key, (images, _) in benchmark.ood.items():
-        sets[key] = blocks(cached(images), slice(0, REAL))
-    measured, refused = measure(
-        benchmark.backbone, default_grid(), blocks(cached(benchmark.fit), slice(0, FIT)), sets, capacity=FIT, seed=0
-    )
-    assert not refused, refused
-    out.mkdir(parents=True, exist_ok=True)
-    np.savez(kept, **{f"{place}::{spec}": v for place, by in measured.items() for spec, v in by.items()})
-    return measured, groups
+    def groups(self) -> dict[str, list[str]]:
+        """far and near -> the names of the real sets."""
+        ood = self.benchmark.ood.items()
+        return {group: [key for key, (_, of) in ood if of == group] for group in ("far", "near")}
 
 
 def point(measured: Measured, spec: str, id: str, oods: list[str]) -> Point:
@@ -116,12 +116,14 @@ def point(measured: Measured, spec: str, id: str, oods: list[str]) -> Point:
     return average([Point(each.auroc, each.fpr) for each in found])
 
 
-def page(data: Path, cache: Path, out: Path) -> Iterator[str]:
+def page(data: Path, cache: Path, out: Path, *names: Path) -> Iterator[str]:
     yield INTRODUCTION
     for name, title in NAMES.items():
-        measured, groups = scores(name, data, cache, out)
+        if names and Path(name) not in names:
+            continue
+        network = Network(name, data, cache, out)
+        measured, sets = network.measured(), network.groups()
         specs = list(measured["holdout"])
-        sets = {group: [key for key, of in groups.items() if of == group] for group in ("far", "near")}
         real = {group: {spec: point(measured, spec, "test", sets[group]) for spec in specs} for group in sets}
         yield f"## {title}\n"
         yield f"far: {', '.join(sets['far'])}; near: {', '.join(sets['near'])}; {len(specs)} candidates\n"
@@ -172,7 +174,7 @@ the proxy's choice loses to the best candidate in hindsight; median is what a ca
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 4:
+    if len(sys.argv) < 4:
         sys.exit(__doc__)
     torch.set_num_threads(1)
     print("\n".join(page(*map(Path, sys.argv[1:]))))

@@ -79,7 +79,14 @@ def recommend(
     if not seen.rest or not seen.clean:
         raise ValueError(f"too few images to hold out a share of {share} and fit on the rest; give more")
     tuning = tune_from_activations(
-        backbone, seen.rest, seen.clean, seen.proxied, grid=specs, select=select, capacity=capacity, seed=seed
+        backbone,
+        fitted=seen.rest,
+        clean=seen.clean,
+        proxied=seen.proxied,
+        grid=specs,
+        select=select,
+        capacity=capacity,
+        seed=seed,
     )
     return Recommendation(tuning.choice, _why(backbone.model, tuning), tuning)
 

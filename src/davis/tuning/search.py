@@ -26,7 +26,7 @@ from davis.types import Activations, Labels
 Blocks: TypeAlias = Sequence[tuple[Activations, "Labels | None"]]
 Measured: TypeAlias = dict[str, Scored]  # set -> spec -> a score per image
 
-CLEAN = "holdout"
+FIT, CLEAN = "fit", "holdout"
 RESAMPLES = 1000
 _ROWS = 2048  # activations scored at a time
 
@@ -78,9 +78,9 @@ def tune(
     checks = {name: gather(backbone.stream(batches, statistics=reads)) for name, batches in (check or {}).items()}
     return tune_from_activations(
         backbone,
-        fitted,
-        seen.clean,
-        seen.proxied,
+        fitted=fitted,
+        clean=seen.clean,
+        proxied=seen.proxied,
         grid=specs,
         select=select,
         check=checks,
@@ -91,10 +91,10 @@ def tune(
 
 def tune_from_activations(
     backbone: Backbone,
+    *,
     fitted: Blocks,
     clean: Blocks,
     proxied: Mapping[str, Blocks],
-    *,
     grid: str | Iterable[str] = DEFAULT,
     select: Metric = "auroc",
     check: Mapping[str, Blocks] | None = None,
@@ -104,14 +104,14 @@ def tune_from_activations(
     """The same from activations taken before: lists of (activations, labels), such as ``gather`` makes."""
     _check_select(select)
     check = check or {}
-    names = [CLEAN, *proxied, *check]
+    names = [FIT, CLEAN, *proxied, *check]
     if len(set(names)) < len(names):
         raise ValueError(f"two sets of images have the same name: {', '.join(names)}; give each its own")
     sets = {CLEAN: clean, **proxied, **check}
     for name, blocks in sets.items():
         if not blocks:
             raise ValueError(f"no images were seen: the set {name!r} is empty")
-    measured, refused = measure(backbone, expand(grid), fitted, sets, capacity, seed)
+    measured, refused = measure(backbone, expand(grid), fitted=fitted, sets=sets, capacity=capacity, seed=seed)
     specs = list(measured[CLEAN])
     if not specs:
         spec, reason = next(iter(refused.items()))
@@ -120,7 +120,7 @@ def tune_from_activations(
     # Best first; of equals the one that is better by the other metric, then the shorter text, then the earlier.
     other: Metric = "fpr95" if select == "auroc" else "auroc"
     rows.sort(key=lambda row: (-row.point.merit(select), -row.point.merit(other), row.spec.count("+")))
-    images = {"fit": _count(fitted)} | {name: _count(blocks) for name, blocks in sets.items()}
+    images = {FIT: _count(fitted)} | {name: _count(blocks) for name, blocks in sets.items()}
     return _concluded(rows, measured, select, refused, images, seed)
 
 
@@ -181,7 +181,13 @@ def _not_a_tensor(batches: Batches) -> Batches:
 
 
 def measure(
-    backbone: Backbone, specs: Sequence[str], fitted: Blocks, sets: Mapping[str, Blocks], capacity: int, seed: int
+    backbone: Backbone,
+    specs: Sequence[str],
+    *,
+    fitted: Blocks,
+    sets: Mapping[str, Blocks],
+    capacity: int = CAPACITY,
+    seed: int = 0,
 ) -> tuple[Measured, dict[str, str]]:
     """The scores that every candidate gives every set; and the candidates that cannot, with the reason.
 
