@@ -150,14 +150,19 @@ class TestChoice:
         assert inside.choice in ("davis(gamma=0.5) + energy", "max + energy")
 
     def test_ties_take_the_shorter_text_and_are_said(self, flat_model: torch.nn.Module) -> None:
-        found = run(
-            flat_model, "max + scale(p=0) + energy; max + react(p=100) + energy; max + energy", proxy="noise(std=1)"
-        )
-        if found.rows[0].point == found.rows[1].point:
-            assert found.choice == "max + energy"
-            assert any("reach the same AUROC" in warning for warning in found.warnings)
-        else:
-            pytest.fail(f"the proxy was meant to be too easy: {found.rows}")
+        found = run(flat_model, "max + scale(p=0) + energy; max + react(p=100) + energy; max + energy")
+        assert found.rows[0].point == found.rows[1].point
+        assert found.choice == "max + energy"
+        assert found.lead == 0
+
+    def test_a_proxy_that_is_too_easy_is_warned_of(self, flat_model: torch.nn.Module) -> None:
+        grid = "davis(gamma={100, 200, 300}) + energy"
+        found = run(flat_model, grid, proxy="noise(std=1)")
+        assert found.rows[-1].auroc >= 0.999
+        assert any("3 candidates reach an AUROC of 99.9 or more: noise(std=1)" in text for text in found.warnings)
+        harder = run(flat_model, grid, proxy="mix")
+        assert harder.rows[0].auroc < 0.999
+        assert not any("reach an AUROC" in text for text in harder.warnings)
 
     def test_hindsight(self, flat_model: torch.nn.Module) -> None:
         dark = pictures(40, 4, rough=0.0) * 0.02 + 0.9

@@ -29,6 +29,7 @@ Measured: TypeAlias = dict[str, Scored]  # set -> spec -> a score per image
 FIT, CLEAN = "fit", "holdout"
 RESAMPLES = 1000
 _ROWS = 2048  # activations scored at a time
+_EASY = 0.999  # what is left above it is chance
 
 
 class Observed(NamedTuple):
@@ -269,11 +270,11 @@ def _concluded(
 def _warnings(rows: Sequence[Row], select: Metric) -> list[str]:
     best = rows[0]
     found = [edge.text() for edge in edges_of(best.spec, (row.spec for row in rows))]
-    equal = sum(row.point.merit(select) == best.point.merit(select) for row in rows)
-    if equal > 1:
+    easy = sum(row.auroc >= _EASY for row in rows)
+    if easy > 1:
         found.append(
-            f"{equal} candidates reach the same {NAMES[select]}: the proxy is too easy to tell them apart, "
-            "try another one"
+            f"{easy} candidates reach an AUROC of {100 * _EASY:g} or more: {' and '.join(best.proxies)} is too easy to "
+            "tell them apart, choose a harder proxy such as patches"
         )
     return found
 
