@@ -45,7 +45,7 @@ _HOMES = {
     "tune": "davis.tuning",
 }
 
-_MODULES = ("metrics", "stages")
+_MODULES = ("data", "metrics", "stages", "tuning")
 
 __all__ = ["__version__", *_HOMES]
 

@@ -15,21 +15,19 @@ from davis.statistics import CAPACITY
 from davis.tuning.bootstrap import Metric
 from davis.tuning.grid import expand
 from davis.tuning.proxies import parse_proxies
-from davis.tuning.search import CLEAN, observe, tune_from_activations
+from davis.tuning.search import observe, tune_from_activations
 from davis.tuning.surface import Tuning
 
-AUTO = "auto"
-"""What stands in the place of a spec to have one recommended."""
-
-PROXY = "noise"
+PROXY = "patches"
+"""The stand-in that ranks detectors best on real OOD images (benchmarks/proxies.md)."""
 
 _POOLS = "{max, davis(gamma={0.5, 1, 2, 3})}"
 FUSIONS = ("max + dice + energy | energy | knn", "max + dice + energy | energy")
-ENERGIES = (
+SHAPED = (
     f"{_POOLS} + dice(p={{70, 90}}) + energy",
     f"{_POOLS} + {{scale(p={{85, 90}}), ash_s(p={{85, 90}}), react(p={{98, 99}})}} + energy",
-    f"{{mean, {_POOLS}}} + energy",
 )
+PLAIN = (f"{{mean, {_POOLS}}} + energy",)
 NEIGHBOURS = ("{mean, max, davis(gamma={1, 2})} + knn(k={10, 50})",)
 
 
@@ -92,19 +90,22 @@ def recommend(
 
 
 def _why(model: nn.Module, tuning: Tuning) -> str:
-    kind = "layer" if _normalises_by_layer(model) else "batch"
-    likely = "neighbours" if kind == "layer" else "shaped energies"
-    return (
-        f"{type(model).__name__} is a network of the {kind}-norm kind, for which {likely} are the likeliest, and "
-        f"{len(tuning.rows)} candidates were tried on {tuning.images[CLEAN]} held-out images. {tuning.sentences()[0]}"
+    kind = (
+        "normalises by layer, so its features are signed: neighbours and plain energies"
+        if _normalises_by_layer(model)
+        else "does not normalise by layer: shaped and plain energies and neighbours"
     )
+    return f"{type(model).__name__} {kind} were tried. {tuning.sentences()[0]}"
 
 
 def candidates(model: nn.Module) -> list[str]:
-    """The few compositions worth trying on a network, the likeliest first."""
-    normalised_by_layer = _normalises_by_layer(model)
-    likely = (*NEIGHBOURS, *ENERGIES) if normalised_by_layer else (*ENERGIES, *NEIGHBOURS)
-    return expand([*FUSIONS, *likely])
+    """The few compositions worth trying on a network, the likeliest first.
+
+    ReAct, ASH, SCALE and DICE are made for features that are not negative, as those of a network with ReLU and batch
+    norm; for networks with layer norm the DAVIS paper advises neighbours.
+    """
+    likely = (*NEIGHBOURS, *PLAIN) if _normalises_by_layer(model) else (*FUSIONS, *SHAPED, *PLAIN, *NEIGHBOURS)
+    return expand(likely)
 
 
 def _normalises_by_layer(model: nn.Module) -> bool:
