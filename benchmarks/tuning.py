@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from proxies import COMBINED, FIT, NAMES, PROXIES, REAL, TEST, TUNE, Network, point
+from proxies import FIT, KINDS, NAMES, PROXIES, REAL, TEST, TUNE, Network, point
 
 from davis.spec import canonical
 from davis.tuning.search import Measured
@@ -26,15 +26,16 @@ def page(data: Path, cache: Path, out: Path) -> Iterator[str]:
     yield INTRODUCTION
     for name, title in NAMES.items():
         network = Network(name, data, cache, out)
+        measured, groups = network.measured(), network.groups()
         yield f"## {title}\n"
         for recipe in RECIPES:
-            yield from gammas(recipe, network.measured(), network.groups())
+            yield from gammas(recipe, measured, groups)
 
 
 def gammas(recipe: str, measured: Measured, groups: dict[str, list[str]]) -> Iterator[str]:
     """What each gamma is worth on every proxy and on the real sets; and what each choice loses."""
     specs = {gamma: canonical(recipe.format(gamma)) for gamma in GAMMAS}
-    proxies = {**{proxy: (proxy,) for proxy in PROXIES}, **COMBINED}
+    proxies = {**{proxy: (proxy,) for proxy in PROXIES}, "all five": KINDS}
     on_proxy = {
         name: {gamma: point(measured, spec, "holdout", list(parts)) for gamma, spec in specs.items()}
         for name, parts in proxies.items()

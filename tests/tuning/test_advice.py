@@ -38,7 +38,8 @@ def test_one_reading_is_enough() -> None:
     images = found.tuning.images
     assert images["fit"] + images["holdout"] == 200
     assert 40 < images["holdout"] < 80
-    assert images["holdout"] == images[found.tuning.proxies[0]]
+    assert found.tuning.proxies == ["mix", "blur", "colour"]
+    assert images["holdout"] == images["blur"] == images["mix"]
     assert found.spec in {row.spec for row in found.tuning.rows}
     assert found.why.count(". ") == 1  # two sentences
     assert repr(found.spec) in found.why

@@ -274,7 +274,7 @@ def _warnings(rows: Sequence[Row], select: Metric) -> list[str]:
     if easy > 1:
         found.append(
             f"{easy} candidates reach an AUROC of {100 * _EASY:g} or more: {' and '.join(best.proxies)} is too easy to "
-            "tell them apart, choose a harder proxy such as patches"
+            "tell them apart, choose harder ones such as 'mix, blur, colour'"
         )
     return found
 
