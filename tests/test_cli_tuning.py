@@ -94,6 +94,7 @@ def test_json_and_markdown(run: Run, workplace: Path) -> None:
     assert (workplace / "table.md").read_text() == found.to_markdown()
 
 
+@pytest.mark.slow
 def test_the_default_grid(run: Run) -> None:
     done = run("tune", f"{MODULE}:make", *COMMON, "--json")
     assert done.status == 0, done.err

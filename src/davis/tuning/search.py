@@ -273,7 +273,7 @@ def _warnings(rows: Sequence[Row], select: Metric) -> list[str]:
     easy = sum(row.auroc >= _EASY for row in rows)
     if easy > 1:
         found.append(
-            f"{easy} candidates reach an AUROC of {100 * _EASY:g} or more: {' and '.join(best.proxies)} is too easy to "
+            f"{easy} candidates reach an AUROC of {100 * _EASY:g} or more: {', '.join(best.proxies)} is too easy to "
             "tell them apart, choose harder ones such as 'mix, blur, colour'"
         )
     return found

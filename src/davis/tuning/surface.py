@@ -119,7 +119,7 @@ class Tuning:
         value = best.auroc if self.select == "auroc" else best.fpr95
         low, high = self.interval
         said = [
-            f"Of {len(self.rows)} candidates {self.choice!r} tells {' and '.join(self.proxies)} from the held-out "
+            f"Of {len(self.rows)} candidates {self.choice!r} tells {', '.join(self.proxies)} from the held-out "
             f"images best: {self.metric} {_percent(value)} (95% interval {_percent(low)} to {_percent(high)})."
         ]
         if self.runner_up is not None and self.lead is not None and self.lead_interval is not None:
@@ -223,4 +223,4 @@ def _points(record: Mapping[str, Mapping[str, float]]) -> dict[str, Point]:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.2f}"
+    return f"{round(100 * share, 2) + 0.0:.2f}"  # no minus before a zero
