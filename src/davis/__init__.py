@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from davis.spec import canonical as canonical
     from davis.stages.base import NotFittedError as NotFittedError
     from davis.statistics import Statistics as Statistics
+    from davis.tuning import recommend as recommend
+    from davis.tuning import tune as tune
     from davis.types import Activations as Activations
     from davis.types import Output as Output
 
@@ -38,10 +40,12 @@ _HOMES = {
     "fit_all": "davis.detector",
     "load": "davis.artifact",
     "preset": "davis.presets",
+    "recommend": "davis.tuning",
     "save": "davis.artifact",
+    "tune": "davis.tuning",
 }
 
-_MODULES = ("calibrate", "metrics", "monitor", "stages")
+_MODULES = ("calibrate", "data", "metrics", "monitor", "stages", "tuning")
 
 __all__ = ["__version__", *_HOMES]
 

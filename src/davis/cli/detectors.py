@@ -152,7 +152,7 @@ def fit(
     model: Model,
     data: Annotated[Path, typer.Option(help="Folder of in-distribution images; class folders become labels")],
     out: Annotated[Path, typer.Option(help="Folder to save the detector in")],
-    spec: Annotated[str | None, typer.Argument(help="The detector, such as 'max + energy'; or use --preset")] = None,
+    spec: Annotated[str | None, typer.Argument(help="The detector, such as 'max + energy'; auto picks one")] = None,
     preset: Annotated[str | None, typer.Option(help="A row of the paper, with --id and --arch; see davis list")] = None,
     id: Annotated[str | None, typer.Option(help="In-distribution set of the preset")] = None,
     arch: Annotated[str | None, typer.Option(help="Architecture of the preset")] = None,
@@ -190,11 +190,11 @@ def fit(
     from davis.statistics import CAPACITY
 
     started = time.monotonic()
-    text = _spec(spec, preset, id, arch, values)
+    text = None if spec == "auto" and preset is None else _spec(spec, preset, id, arch, values)
     files = image_files([_folder(data)])
     if holdout is not None:
         fitted, held = shuffled(files, seed), image_files([_folder(holdout)])
-    elif parse(text).learns or by_class:
+    elif text is None or parse(text).learns or by_class:
         fitted, held = split(files, holdout_share, seed)
     else:
         fitted, held = [], files  # nothing is fitted, so all of them can set the threshold
@@ -211,9 +211,15 @@ def fit(
     preprocessing = prepare(model, backbone, size=size, resize=resize, mean=means, std=stds)
     labels = _labels(data, files, backbone)
     skipped = Skipped(strict)
+    read = partial(Images, preprocessing=preprocessing, batch=batch, workers=workers, on_error=skipped.add)
+    advice = None
+    if text is None:  # picked on the images to fit on: those of the threshold have no part in it
+        from davis.tuning import recommend
+
+        advice = recommend(backbone, Watched("choose", read(fitted)), preprocessing=preprocessing, seed=seed)
+        text = advice.spec
     detector = Detector(backbone, text)
     detector.preprocessing = preprocessing.to_dict()
-    read = partial(Images, preprocessing=preprocessing, batch=batch, workers=workers, on_error=skipped.add)
     detector.fit(
         Watched("fit", read(fitted, labels=[labels[file] for file in fitted] if labels else None)),
         capacity=capacity or CAPACITY,
@@ -234,7 +240,7 @@ def fit(
         "calibration": {} if detector.calibration is None else detector.calibration.statement(),
         "unreadable": len(skipped.files),
         "seconds": round(time.monotonic() - started, 2),
-    }
+    } | ({} if advice is None else {"why": advice.why})
     if as_json:
         print(json.dumps(summary))
     else:
