@@ -1,4 +1,4 @@
-"""The demo runs as a user runs it, and leaves what it says it leaves."""
+"""The examples run as a user runs them, and leave what they say they leave."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from PIL import Image
 
 from davis.artifact import read_record
 
-DEMO = Path(__file__).resolve().parent.parent / "examples" / "demo.py"
+DIGITS = Path(__file__).resolve().parent.parent / "examples" / "digits.py"
 
 
 @pytest.mark.slow
-def test_demo(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, DEMO], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+def test_digits(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, DIGITS], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     accuracy = float(re.findall(r"accuracy on 400 others: ([\d.]+)%", done.stdout)[0])
@@ -29,10 +29,10 @@ def test_demo(tmp_path: Path) -> None:
         accepted = float(figures[2])
         assert 88 <= accepted <= 100, f"{spec} was calibrated to accept 95% of digits"
     assert "bit-equal" in done.stdout
-    record = read_record(tmp_path / "demo-output" / "detector")
+    record = read_record(tmp_path / "digits-output" / "detector")
     assert record["spec"] in {row[0] for row in rows}
     assert record["images_seen"] == 997
-    with Image.open(tmp_path / "demo-output" / "demo.png") as picture:
+    with Image.open(tmp_path / "digits-output" / "digits.png") as picture:
         assert picture.size == (1000, 700)
         colours = {colour for _, colour in picture.convert("RGB").getcolors(picture.width * picture.height)}
     assert {(0x1A, 0x7F, 0x37), (0xCF, 0x22, 0x2E)} <= colours  # both verdicts are to be seen

@@ -15,7 +15,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from davis import __version__
-from davis.cli import benchmarks, detectors
+from davis.cli import benchmarks, detectors, explaining, showing
 
 app = typer.Typer(
     add_completion=False, help="Know when an image classifier should not be trusted.", rich_markup_mode=None
@@ -99,6 +99,8 @@ app.command("list")(detectors.list_)
 app.command()(detectors.inspect)
 app.command()(detectors.fit)
 app.command()(detectors.score)
+app.command()(explaining.explain)
+app.command()(showing.demo)
 app.command()(benchmarks.bench)
 app.command()(benchmarks.report)
 app.add_typer(benchmarks.data_app, name="data")
