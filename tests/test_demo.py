@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -166,18 +165,6 @@ class TestWhole:
         failure = rows["microaneurysms"]
         assert (failure["class"], failure["verdict"]) == ("nematode", "ok")
         assert failure["probability"] == pytest.approx(0.83, abs=0.01)
-
-    def test_its_page_in_a_browser(self, done: tuple[Path, dict[str, dict[str, object]]], tmp_path: Path) -> None:
-        browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-        if browser is None:
-            pytest.skip("no Chromium to show the page in")
-        command = [
-            browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}", "--dump-dom",
-            done[0].as_uri(),
-        ]  # fmt: skip
-        drawn = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
-        assert drawn.count("<article") == len(done[1])
-        assert drawn.count("<circle") == 2 * len(done[1])
 
     def test_scoring_photographs_without_a_model(self, capsys: pytest.CaptureFixture[str]) -> None:
         from davis.cli import main
