@@ -16,8 +16,8 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(STAMP)  ## see it work on real images
-	$(BIN)/python examples/demo.py
+demo: $(STAMP)  ## see it work on real photographs: writes demo.html
+	$(BIN)/davis demo
 
 check: $(STAMP)  ## format, lint, types, layers and the quick tests
 	$(BIN)/ruff format --check .

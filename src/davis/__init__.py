@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from davis.backbone import Backbone as Backbone
     from davis.detector import Detector as Detector
     from davis.detector import fit_all as fit_all
+    from davis.explaining import explain as explain
     from davis.presets import preset as preset
     from davis.spec import canonical as canonical
     from davis.stages.base import NotFittedError as NotFittedError
@@ -37,6 +38,7 @@ _HOMES = {
     "Output": "davis.types",
     "Statistics": "davis.statistics",
     "canonical": "davis.spec",
+    "explain": "davis.explaining",
     "fit_all": "davis.detector",
     "load": "davis.artifact",
     "preset": "davis.presets",

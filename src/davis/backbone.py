@@ -89,6 +89,13 @@ class Backbone:
             with torch.inference_mode(False), torch.enable_grad():
                 return self._read(images.clone() if images.is_inference() else images, statistics)
 
+    def look(self, images: Images) -> tuple[Map, Logits]:
+        """The last map of a batch itself and the logits: for who asks where, not how much."""
+        images = self.prepare(images)
+        with self._lock, evaluating(self.model), torch.no_grad():
+            self._read(images, ())  # found and checked
+            return self._forward(images, self._found(), seen=True)
+
     def stream(
         self, batches: Iterable[object], *, statistics: Collection[str] = ("std", "max")
     ) -> Iterator[tuple[Activations, Labels | None]]:

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -48,26 +49,38 @@ class _Place(NamedTuple):
 def load_model(name: str, *, weights: str = "default", classes: int | None = None) -> nn.Module:
     """The classifier that a name stands for, in eval mode.
 
-    ``weights`` is ``default`` (the zoo's pretrained ones), ``none`` (random) or a file of tensors. ``classes`` is the
-    number of outputs where it is not the zoo's own.
+    ``weights`` is ``default`` (the zoo's pretrained ones), ``none`` (random), a file of tensors, or one of
+    torchvision's versions, such as ``IMAGENET1K_V1``. ``classes`` is the number of outputs where it is not the zoo's.
     """
     place = _resolve(name)
-    pretrained = weights == "default"
-    file = None if weights in ("default", "none") else Path(weights)
+    if is_version(weights) and place.zoo != "torchvision":
+        raise ValueError(f"{weights!r} is a version of torchvision's weights, and {name!r} is not torchvision's")
+    pretrained = weights == "default" or is_version(weights)
+    file = None if pretrained or weights == "none" else Path(weights)
     if file is not None and not file.is_file():
         raise FileNotFoundError(f"no weights there: {file} is no file; allowed are default, none or a file of tensors")
     if pretrained and classes is not None and place.zoo != "python":
         raise ValueError(
             f"the pretrained {name!r} has its own classes; {classes} of them need weights from a file, or none"
         )
-    zoos = {"davis": _lite, "torchvision": _torchvision, "timm": _timm, "hf": _hugging_face, "python": _python}
-    make = zoos[place.zoo]
+    zoos: dict[str, Callable[[str, bool, int | None], nn.Module]] = {
+        "davis": _lite,
+        "torchvision": partial(_torchvision, version=weights if is_version(weights) else "DEFAULT"),
+        "timm": _timm,
+        "hf": _hugging_face,
+        "python": _python,
+    }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # about the zoo's own defaults; nothing a user can act on
-        model = make(place.name, pretrained, classes)
+        model = zoos[place.zoo](place.name, pretrained, classes)
     if file is not None:
         _fill(model, file, name)
     return model.eval()
+
+
+def is_version(weights: str) -> bool:
+    """Whether the text names one of the sets of weights that torchvision has for a model."""
+    return weights.startswith("IMAGENET1K_")
 
 
 def preprocessing_of(name: str, model: nn.Module) -> Preprocessing:
@@ -185,13 +198,13 @@ def _lite(name: str, pretrained: bool, classes: int | None) -> nn.Module:
     return channels_last(model)
 
 
-def _torchvision(name: str, pretrained: bool, classes: int | None) -> nn.Module:
+def _torchvision(name: str, pretrained: bool, classes: int | None, *, version: str) -> nn.Module:
     models = _import("torchvision.models")
     settings: dict[str, Any] = {} if classes is None else {"num_classes": classes}
 
     def make() -> nn.Module:
         with contextlib.redirect_stdout(io.StringIO()):  # "Downloading ..." would stand in front of our JSON
-            model: nn.Module = models.get_model(name, weights="DEFAULT" if pretrained else None, **settings)
+            model: nn.Module = models.get_model(name, weights=version if pretrained else None, **settings)
         return model
 
     return _fetched(name, make, pretrained)

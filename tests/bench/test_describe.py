@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import nn
+from torchvision.models import get_model_weights
 
 import davis
 from davis.bench import describe
@@ -313,11 +314,14 @@ class TestShipped:
             *description.get("far", {}).values(),
             *description.get("near", {}).values(),
         ]
-        assert set(sets) <= set(DATASETS)
+        assert {name for name in sets if "/" not in name} <= set(DATASETS)
         if "images" not in description["id"]:
             assert description["id"]["fit"] != description["id"]["test"]
         model = description["model"]["name"]
-        if ":" in model:
+        if model.startswith("torchvision:"):
+            versions = get_model_weights(model.removeprefix("torchvision:"))
+            assert description["model"]["weights"] in versions.__members__
+        elif ":" in model:
             module, factory = model.split(":")
             assert hasattr(__import__(module, fromlist=[factory]), factory)
         else:

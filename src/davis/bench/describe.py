@@ -37,7 +37,7 @@ from davis.bench.results import Group
 from davis.bench.run import Benchmark
 from davis.catalog import DATASETS, open_dataset
 from davis.data import OnError, Preprocessing
-from davis.models import load_model, place_on, preprocessing_of
+from davis.models import is_version, load_model, place_on, preprocessing_of
 from davis.presets import presets
 from davis.sets import FolderSet, open_set
 from davis.spec import canonical, parse
@@ -159,7 +159,7 @@ def build(
 ) -> Benchmark:
     """The benchmark that a description means, with its model loaded and its images found."""
     name, chosen = description["model"]["name"], weights or description["model"].get("weights", "default")
-    if chosen not in ("default", "none"):
+    if chosen not in ("default", "none") and not is_version(chosen):
         given = Path.cwd() / chosen  # on the command line, paths start where the user is
         chosen = str(given if weights and given.is_file() else _locate(chosen, folder, data))
     with contextlib.redirect_stdout(sys.stderr):  # a user's module may print, and stdout is for results

@@ -15,7 +15,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from davis import __version__
-from davis.cli import benchmarks, calibrating, detectors, training, tuning, watching
+from davis.cli import benchmarks, calibrating, detectors, explaining, showing, training, tuning, watching
 
 app = typer.Typer(
     add_completion=False, help="Know when an image classifier should not be trusted.", rich_markup_mode=None
@@ -104,6 +104,8 @@ app.command()(detectors.score)
 app.command()(calibrating.calibrate)
 app.command()(watching.watch)
 app.command()(tuning.tune)
+app.command()(explaining.explain)
+app.command()(showing.demo)
 app.command()(benchmarks.bench)
 app.command()(benchmarks.report)
 app.command()(training.train)

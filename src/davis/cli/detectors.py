@@ -41,6 +41,8 @@ from davis.cli.options import (
     Workers,
     open_backbone,
     prepare,
+    recorded_adapter,
+    with_default,
 )
 from davis.cli.printing import Watched, bar, flat, note, table
 
@@ -292,9 +294,10 @@ def _labels(folder: Path, files: list[Path], backbone: Backbone) -> dict[Path, i
 
 
 def score(
-    folder: Annotated[Path, typer.Argument(help="A saved detector")],
-    images: Annotated[list[Path], typer.Argument(help="Images, or folders of them")],
-    model: Annotated[str, typer.Option(help="The model that it was fitted for, as for fit")],
+    images: Annotated[list[Path], typer.Argument(help="A saved detector, then images or folders of them")],
+    model: Annotated[
+        str | None, typer.Option(help="The model that it was fitted for; without one the demo's detector judges")
+    ] = None,
     weights: Weights = "default",
     num_classes: NumClasses = None,
     classes: Annotated[Path | None, typer.Option(help="File with the name of a class on each line")] = None,
@@ -314,13 +317,14 @@ def score(
 
     if as_json and csv_file is not None:
         raise ValueError("--json and --csv were both given; choose one")
+    folder, model, images, default_names = with_default(images, model)
     record = read_record(folder)
     if record["preprocessing"] is None:
         raise ValueError(f"{folder} does not say how images are prepared; set detector.preprocessing before saving it")
     preprocessing = Preprocessing.from_dict(record["preprocessing"])
-    names = None if classes is None else classes.read_text(encoding="utf-8").splitlines()
+    names = default_names if classes is None else classes.read_text(encoding="utf-8").splitlines()
     files = image_files(images)
-    detector = load(folder, open_backbone(model, weights, num_classes, device, **_adapter(record["backbone"])))
+    detector = load(folder, open_backbone(model, weights, num_classes, device, **recorded_adapter(record["backbone"])))
     skipped = Skipped(strict)
     batches = Images(files, preprocessing, batch=batch, workers=workers, on_error=skipped.add)
     rows: list[dict[str, Any]] = []
@@ -342,12 +346,6 @@ def score(
     elif not as_json:
         table(rows)
     return 1 if skipped.files else 0
-
-
-def _adapter(found: dict[str, Any]) -> dict[str, Any]:
-    """The tap and head of a record where they say it all, so that those given to fit need not be given again."""
-    plain = found.get("after") is None and found.get("neck") is None
-    return {"tap": found.get("tap"), "head": found.get("head")} if plain else {}
 
 
 VERDICTS = {None: None, True: "OOD", False: "ok"}

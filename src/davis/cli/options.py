@@ -65,6 +65,28 @@ def prepare(name: str, backbone: Backbone, **changes: Any) -> Preprocessing:
     return preprocessing
 
 
+def recorded_adapter(found: dict[str, Any]) -> dict[str, Any]:
+    """The tap and head of a record where they say it all, so that those given to fit need not be given again."""
+    plain = found.get("after") is None and found.get("neck") is None
+    return {"tap": found.get("tap"), "head": found.get("head")} if plain else {}
+
+
+def with_default(paths: list[Path], model: str | None) -> tuple[Path, str, list[Path], list[str] | None]:
+    """The detector's folder, its model, the images, and class names where they are known.
+
+    With a model the first path is the detector. Without one all are images, for the detector that is shipped.
+    """
+    if model is not None:
+        if len(paths) < 2:
+            raise ValueError(f"with --model a saved detector and images are needed, and only {paths[0]} was given")
+        return paths[0], model, paths[1:], None
+    if (paths[0] / "detector.json").is_file():
+        raise ValueError(f"{paths[0]} is a saved detector; name the model that it was fitted for with --model")
+    from davis.demo.shipped import MODEL, class_names, folder_of
+
+    return folder_of("max"), MODEL, paths, list(class_names())
+
+
 class Skipped:
     """The images that could not be read, each said once."""
 

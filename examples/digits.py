@@ -1,6 +1,6 @@
 """Real images end to end in seconds: a small classifier of digits, and pictures that are no digits.
 
-    python examples/demo.py [FOLDER]        (default: demo-output)
+    python examples/digits.py [FOLDER]        (default: digits-output)
 
 In-distribution: scikit-learn's 1,797 handwritten digits. Out of distribution: crops of scikit-image's photographs and
 scans, brought to the digits' 8x8 pixels, 17 grey levels and full contrast, so that brightness alone gives nothing away.
@@ -76,8 +76,8 @@ def main(folder: Path) -> None:
         "Saved and loaded again, its scores are bit-equal."
     )
 
-    draw(detectors[1], best, test[0], outside).save(folder / "demo.png")
-    console.print(f"Wrote {folder / 'demo.png'} and {folder / 'detector'} ({time.perf_counter() - started:.0f} s).")
+    draw(detectors[1], best, test[0], outside).save(folder / "digits.png")
+    console.print(f"Wrote {folder / 'digits.png'} and {folder / 'detector'} ({time.perf_counter() - started:.0f} s).")
 
 
 def digits() -> tuple[tuple[Tensor, Tensor], ...]:
@@ -236,6 +236,6 @@ def histogram(
 
 
 if __name__ == "__main__":
-    output = Path(sys.argv[1] if len(sys.argv) > 1 else "demo-output")
+    output = Path(sys.argv[1] if len(sys.argv) > 1 else "digits-output")
     output.mkdir(parents=True, exist_ok=True)
     main(output)

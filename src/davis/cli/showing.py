@@ -1,0 +1,46 @@
+"""The verb that shows what the library is for: demo.
+
+Everything heavy is imported inside the command: ``davis --help`` must not wait for torch.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from davis.cli.options import Json
+from davis.cli.printing import bar, note, table
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="The page to write")] = Path("demo.html"),
+    open_page: Annotated[bool, typer.Option("--open", help="Show the page in a browser")] = False,
+    as_json: Json = False,
+) -> None:
+    """Judge real photographs with an ImageNet classifier, print a table and write a page."""
+    from davis.demo.gallery import judge
+    from davis.demo.page import write_page
+    from davis.demo.photographs import find_photographs
+    from davis.demo.shipped import CALIBRATION, load_shipped
+
+    started = time.monotonic()
+    if out.is_dir():
+        out = out / "demo.html"
+    photographs = find_photographs()
+    detectors = load_shipped()
+    exhibits = [judge(one, file, detectors) for one, file in bar("judge", photographs, len(photographs))]
+    write_page(exhibits, detectors, out)
+    rows = [exhibit.to_dict() for exhibit in exhibits]
+    if as_json:
+        print(json.dumps({"page": str(out), "calibration": CALIBRATION, "images": rows}))
+    else:
+        table(rows)
+        print(f"\nverdict: max + energy; with mean pooling: mean + energy; p-values against {CALIBRATION}")
+        print(f"wrote {out} ({time.monotonic() - started:.0f} s)")
+    if open_page and not webbrowser.open(out.resolve().as_uri()):
+        note(f"no browser could be started; open {out} yourself")

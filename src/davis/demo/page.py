@@ -1,0 +1,161 @@
+"""The demo as one self-contained page: pictures, styles and figures are all inside it."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from davis import __version__
+from davis.demo.gallery import Exhibit
+from davis.demo.shipped import CALIBRATION, MODEL, SPECS
+from davis.detector import Detector
+
+_WIDTH, _HEIGHT, _BINS = 240, 44, 48
+
+
+def write_page(exhibits: Sequence[Exhibit], detectors: Mapping[str, Detector], file: Path) -> Path:
+    """Write the gallery."""
+    jinja = _jinja2()
+    folder = resources.files("davis.demo")
+    environment = jinja.Environment(autoescape=True, undefined=jinja.StrictUndefined, trim_blocks=True)
+    template = environment.from_string((folder / "page.html.j2").read_text(encoding="utf-8"))
+    plots = {pool: _Plot(each, [e.verdicts[pool].score for e in exhibits]) for pool, each in detectors.items()}
+    text = template.render(
+        css=(folder / "page.css").read_text(encoding="utf-8"),
+        model=MODEL,
+        specs=SPECS,
+        calibration=CALIBRATION,
+        version=__version__,
+        tally=tally(exhibits),
+        total=len(exhibits),
+        sections=[
+            (title, says, [_shown(exhibit, plots) for exhibit in members])
+            for title, says, members in sections(exhibits)
+            if members
+        ],
+        width=_WIDTH,
+        height=_HEIGHT,
+    )
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def tally(exhibits: Sequence[Exhibit]) -> list[dict[str, Any]]:
+    """How many pictures of each kind every detector accepts."""
+    rows = []
+    for shows, kind in (("known", "show one of the 1,000 classes"), ("unknown", "show none of them")):
+        members = [exhibit for exhibit in exhibits if exhibit.photograph.shows == shows]
+        accepted = {pool: sum(exhibit.verdicts[pool].accepted for exhibit in members) for pool in SPECS}
+        rows.append({"shows": shows, "kind": kind, "count": len(members), "accepted": accepted})
+    return rows
+
+
+def sections(exhibits: Sequence[Exhibit]) -> list[tuple[str, str, list[Exhibit]]]:
+    """The exhibits by what there is to learn from them: each in one section."""
+
+    def chosen(*, shows: str, mean: bool | None = None, max: bool) -> list[Exhibit]:
+        return [
+            each
+            for each in exhibits
+            if each.photograph.shows == shows
+            and each.verdicts["max"].accepted == max
+            and mean in (None, each.verdicts["mean"].accepted)
+        ]
+
+    return [
+        (
+            "Where the pooling decides",
+            "None of these shows one of the 1,000 classes. With the mean the network's answer is accepted; with the "
+            "maximum of each channel it is not.",
+            chosen(shows="unknown", mean=True, max=False),
+        ),
+        (
+            "Known things, accepted",
+            "The network has learnt what these show, and its answer may be used.",
+            chosen(shows="known", max=True),
+        ),
+        (
+            "Unknown things that both refuse",
+            "Far enough from anything the network knows that either pooling will do.",
+            chosen(shows="unknown", mean=False, max=False),
+        ),
+        (
+            "Failures: accepted, and wrong",
+            "They show none of the 1,000 classes and are taken for one. No detector is free of these.",
+            chosen(shows="unknown", max=True),
+        ),
+        (
+            "Failures: refused, though known",
+            "They show a known class and are refused; by the choice of 95%, about one in twenty is.",
+            chosen(shows="known", max=False),
+        ),
+        (
+            "In between",
+            "Neither plainly known nor plainly unknown; they are in no count above.",
+            [each for each in exhibits if each.photograph.shows == "between"],
+        ),
+    ]
+
+
+class _Plot:
+    """The distribution of the calibration scores, and where a score stands in it."""
+
+    def __init__(self, detector: Detector, scores: Sequence[float]) -> None:
+        if detector.calibration is None:
+            raise ValueError(f"the detector {detector.spec!r} is not calibrated; make it anew")
+        values = detector.calibration.scores.numpy()
+        low, high = min(values[0], *scores), max(values[-1], *scores)
+        self.low, self.span = low, (high - low) or 1.0
+        counts, edges = np.histogram(values, bins=_BINS, range=(low, high))
+        tops = _HEIGHT - 4 - counts / counts.max() * (_HEIGHT - 10)
+        steps = [
+            f"{self.x(left):.1f},{top:.1f} {self.x(right):.1f},{top:.1f}"
+            for left, right, top in zip(edges, edges[1:], tops, strict=False)
+        ]
+        base = _HEIGHT - 4
+        self.outline = f"{self.x(low):.1f},{base} {' '.join(steps)} {self.x(high):.1f},{base}"
+        threshold = detector.threshold
+        self.threshold = self.x(low if threshold is None else threshold)
+
+    def x(self, score: float) -> float:
+        return 6 + float(score - self.low) / float(self.span) * (_WIDTH - 12)
+
+
+def _shown(exhibit: Exhibit, plots: Mapping[str, _Plot]) -> dict[str, Any]:
+    explanation = exhibit.explanations["max"]
+    return {
+        "exhibit": exhibit,
+        "picture": _inline(Image.fromarray(explanation.picture)),
+        "heat": _inline(explanation.draw()),
+        "rows": [
+            {
+                "spec": SPECS[pool],
+                "verdict": verdict,
+                "plot": plots[pool],
+                "x": plots[pool].x(verdict.score),
+            }
+            for pool, verdict in sorted(exhibit.verdicts.items(), reverse=True)
+        ],
+    }
+
+
+def _inline(image: Image.Image) -> str:
+    stream = io.BytesIO()
+    image.save(stream, "JPEG", quality=85)
+    return f"data:image/jpeg;base64,{base64.b64encode(stream.getvalue()).decode()}"
+
+
+def _jinja2() -> Any:
+    try:
+        import jinja2
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError("jinja2 is not installed: pip install 'davis-ood[demo]'", name="jinja2") from None
+    return jinja2

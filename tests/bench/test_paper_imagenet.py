@@ -1,0 +1,63 @@
+"""The paper's ImageNet benchmarks run on pictures that stand where the real ones would."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from davis.bench import describe
+from davis.bench.report import tabulate
+from davis.bench.run import run
+from davis.catalog import DATASETS
+
+ARCHS = ("resnet50", "densenet121", "mobilenet_v2", "efficientnet_b0", "swin_b", "convnext_base")
+SETS = ("inaturalist", "sun", "places", "textures", "openimage_o", "ssb_hard", "ninco", "imagenet_o")
+
+
+def paint(folder: Path, count: int, seed: int) -> None:
+    """Pictures of noise, of different sizes as photographs are, in two class folders."""
+    random = np.random.default_rng(seed)
+    for number in range(count):
+        parent = folder / f"n{number % 2:08}"
+        parent.mkdir(parents=True, exist_ok=True)
+        values = random.integers(0, 256, (random.integers(40, 60), 50, 3), dtype=np.uint8)
+        Image.fromarray(values).save(parent / f"{number}.jpg")
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A data directory with every set of the benchmark in its place, each with a few pictures."""
+    paint(tmp_path / "imagenet" / "train", 12, 0)
+    for seed, name in enumerate(("imagenet", *SETS), start=1):
+        paint(tmp_path / DATASETS[name].places[0], 4, seed)
+        monkeypatch.setitem(DATASETS, name, replace(DATASETS[name], count=4))
+    return tmp_path
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_it_names_the_papers_sets(arch: str) -> None:
+    description = describe.read(f"paper-imagenet-{arch}")[0]
+    assert (*description["far"], *description["near"]) == SETS
+    assert description["paper"] == ["imagenet1k", arch]
+    gamma = 0.5 if arch in ("resnet50", "densenet121", "mobilenet_v2") else 2
+    assert description["gamma"] == gamma
+    assert f"davis(gamma={gamma}) + energy" in describe.methods(description)
+
+
+@pytest.mark.slow
+def test_it_runs(data: Path, tmp_path: Path) -> None:
+    description, folder = describe.read("paper-imagenet-mobilenet_v2")
+    chosen = [spec for spec in describe.methods(description) if spec.endswith("energy") and "odin" not in spec]
+    description["methods"] = chosen
+    built = describe.build(description, folder, data=data, weights="none", batch=4)
+    assert len(built.fit) == 12
+    found = run(built, tmp_path / "run", cache=tmp_path / "cache")
+    assert {row.set for row in found.rows} == set(SETS)
+    assert set(found.groups.values()) == {"far", "near"}
+    assert found.facts["images"] == {"train": 12, "imagenet": 4, **dict.fromkeys(SETS, 4)}
+    lines = tabulate(found)
+    assert any(line.paper for line in lines if line.dataset == "sun")  # the paper's numbers stand beside

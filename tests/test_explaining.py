@@ -1,0 +1,210 @@
+"""An explanation's figures are what an independent calculation on the map gives."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import models
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.neighbors import NearestNeighbors
+from torch import nn
+
+import davis
+from davis.data import Preprocessing
+from davis.explaining import Explanation
+
+
+def detector_of(spec: str, model: nn.Module | None = None) -> davis.Detector:
+    detector = davis.Detector(model or models.map_net(), spec)
+    return detector.fit([models.maps(60, 1)])
+
+
+def map_of(seed: int = 5) -> torch.Tensor:
+    return models.maps(1, seed, size=4)[0]
+
+
+@pytest.mark.parametrize("spec", [spec for spec in models.EVERY_SPEC if "entropy" not in spec and "median" not in spec])
+def test_score_and_plain_score(spec: str) -> None:
+    detector = detector_of(spec)
+    found = davis.explain(detector, map_of())
+    assert found.score == pytest.approx(float(detector.score_images(map_of()[None])), rel=1e-6)
+    flat = map_of().mean((1, 2), keepdim=True).expand(-1, 4, 4)[None]  # of it, mean and maximum are the same
+    if spec.startswith("max"):
+        assert found.plain == pytest.approx(float(detector.score_images(flat)), rel=1e-5)
+
+
+def test_channels_add_up_to_what_the_pooling_moved() -> None:
+    found = davis.explain(detector_of("max + energy"), map_of())
+    assert found.moved.shape == (models.CHANNELS,)
+    assert found.moved.sum() == pytest.approx(found.score - found.plain, rel=1e-3)
+    order = [abs(channel.moved) for channel in found.channels]
+    assert order == sorted(order, reverse=True)
+    assert found.channels[0].moved == found.moved[found.channels[0].index]
+
+
+def test_channels_of_a_linear_score() -> None:
+    model = models.map_net()
+    with torch.no_grad():
+        model.head.bias[2] += 50  # one class leads on the whole path, so that the score is linear in the features
+    picture = map_of()
+    found = davis.explain(detector_of("max + maxlogit", model), picture)
+    values = picture.double().numpy().reshape(models.CHANNELS, -1)
+    expected = model.head.weight[2].detach().double().numpy() * (values.max(1) - values.mean(1))
+    np.testing.assert_allclose(found.moved, expected, rtol=1e-5, atol=1e-7)
+
+
+def test_the_mean_moves_nothing() -> None:
+    found = davis.explain(detector_of("energy"), map_of())
+    assert (found.score, np.abs(found.moved).max()) == (found.plain, 0)
+
+
+@pytest.mark.parametrize("spec", ["mean + energy", "max + energy", "davis(gamma=0.5) + react + energy"])
+def test_places_add_up_to_the_score_above_silence(spec: str) -> None:
+    detector = detector_of(spec)
+    found = davis.explain(detector, map_of())
+    silence = float(detector.score_images(torch.zeros_like(map_of())[None]))
+    assert found.places.sum() == pytest.approx(found.score - silence, rel=2e-3)
+
+
+def test_places_of_a_linear_score() -> None:
+    model, picture = models.map_net(), map_of()
+    with torch.no_grad():
+        model.head.bias[2] += 50  # one class leads on the whole path
+    found = davis.explain(detector_of("max + maxlogit", model), picture)
+    weight, values = model.head.weight[2].detach().double().numpy(), picture.double().numpy()
+    expected = np.zeros((4, 4))
+    for channel in range(models.CHANNELS):  # each channel speaks from its maximum only
+        row, column = np.unravel_index(values[channel].argmax(), (4, 4))
+        expected[row, column] += weight[channel] * values[channel, row, column]
+    np.testing.assert_allclose(found.places, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_large_maps_are_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = davis.explain(detector_of("max + energy"), map_of())
+    monkeypatch.setattr("davis.explaining._VALUES", 1000)
+    np.testing.assert_allclose(davis.explain(detector_of("max + energy"), map_of()).places, whole.places, atol=1e-9)
+
+
+def test_maxima_and_heat_lie_in_the_image() -> None:
+    model = models.small_net()  # 12 pixels become a map of 6
+    image = torch.zeros(3, 12, 12)
+    image[:, 2:4, 8:10] = 5
+    found = davis.explain(davis.Detector(model, "max + energy"), image)
+    assert found.places.shape == (6, 6)
+    assert found.heat.shape == (12, 12)
+    with torch.no_grad():
+        activation_map = torch.relu(model.norm(model.conv(image[None])))[0]
+    for channel in found.channels:
+        row, column = divmod(int(activation_map[channel.index].argmax()), 6)
+        assert (channel.x, channel.y) == (2 * column + 1, 2 * row + 1)
+        assert channel.pooled == pytest.approx(float(activation_map[channel.index].max()), rel=1e-6)
+        assert channel.mean == pytest.approx(float(activation_map[channel.index].mean()), rel=1e-5)
+
+
+def test_mask_is_the_share_that_adds_most() -> None:
+    found = davis.explain(davis.Detector(models.small_net(), "max + energy"), models.photos(1, 3)[0])
+    mask = found.mask(0.2)
+    assert mask.sum() == round(0.2 * 144)
+    assert found.heat[mask].min() >= found.heat[~mask].max()
+    with pytest.raises(ValueError, match="between 0 and 1, got 2"):
+        found.mask(2)
+
+
+@pytest.mark.parametrize("spec", ["max + knn(k=5)", "max + knn(k=5, normalize=false)", "max + combood(k=5)"])
+def test_neighbours(spec: str) -> None:
+    detector, picture = detector_of(spec), map_of()
+    found = davis.explain(detector, picture, neighbours=3)
+    score = detector.stages[-1]
+    bank = (score.bank + score.centre).double().numpy()
+    features = picture.amax((1, 2)).double().numpy()[None]
+    if "false" not in spec:
+        features /= np.linalg.norm(features)
+    distances, rows = NearestNeighbors(n_neighbors=3).fit(bank).kneighbors(features)
+    assert [neighbour.row for neighbour in found.neighbours] == rows[0].tolist()
+    np.testing.assert_allclose([neighbour.distance for neighbour in found.neighbours], distances[0], rtol=1e-4)
+    assert all(0 <= neighbour.label < models.CLASSES for neighbour in found.neighbours)
+
+
+def test_no_bank_no_neighbours() -> None:
+    assert davis.explain(detector_of("max + energy"), map_of()).neighbours == []
+
+
+class TestPictures:
+    @pytest.fixture
+    def detector(self) -> davis.Detector:
+        detector = davis.Detector(models.small_net(), "max + energy")
+        detector.preprocessing = Preprocessing(size=12, mean=(0.5, 0.4, 0.3), std=(0.2, 0.2, 0.2)).to_dict()
+        return detector
+
+    @pytest.fixture
+    def picture(self) -> Image.Image:
+        return Image.fromarray(np.random.default_rng(0).integers(0, 256, (12, 12, 3), dtype=np.uint8))
+
+    def test_files_and_pictures(self, detector: davis.Detector, picture: Image.Image, tmp_path: Path) -> None:
+        picture.save(tmp_path / "a.png")
+        found = davis.explain(detector, tmp_path / "a.png")
+        assert found.score == davis.explain(detector, picture).score
+        np.testing.assert_array_equal(found.picture, np.asarray(picture))  # the preprocessing undone
+
+    def test_saved(self, detector: davis.Detector, picture: Image.Image, tmp_path: Path) -> None:
+        found = davis.explain(detector, picture)
+        image, arrays, text = found.save(tmp_path / "new", "cat")
+        with Image.open(image) as drawn:
+            assert drawn.size == (12 + 8 + 12, 12)
+            left = np.asarray(drawn.convert("RGB"))[:, :12]
+        np.testing.assert_array_equal(left, np.asarray(picture))
+        with np.load(arrays) as stored:
+            np.testing.assert_array_equal(stored["heat"], found.heat)
+            assert sorted(stored) == ["heat", "mask", "moved", "picture", "places"]
+        assert json.loads(text.read_text()) == found.to_dict()
+
+    def test_colours_say_the_sign(self) -> None:
+        heat = np.array([[1.0, -1.0], [0.0, 0.5]])
+        found = Explanation(
+            spec="", score=0, plain=0, label=0, probability=0, channels=[], neighbours=[],
+            moved=heat, places=heat, heat=heat, picture=np.full((2, 2, 3), 128, dtype=np.uint8),
+        )  # fmt: skip
+        drawn = np.asarray(found.draw()).astype(int)
+        assert drawn[0, 0, 0] > drawn[0, 0, 2]  # orange
+        assert drawn[0, 1, 2] > drawn[0, 1, 0]  # blue
+        assert drawn[1, 0, 0] == drawn[1, 0, 2]  # grey
+
+
+def test_nothing_stays_on_the_model() -> None:
+    model = models.small_net().train()
+    davis.explain(davis.Detector(model, "max + energy"), models.photos(1)[0])
+    assert model.training
+    assert all(not module._forward_hooks for module in model.modules())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+class OneAxis(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv1d(3, 8, 3), nn.Linear(8, 4)
+
+    def forward(self, sounds: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.relu(self.conv(sounds.flatten(2))).mean(2))
+
+
+@pytest.mark.parametrize(
+    ("spec", "image", "error", "message"),
+    [
+        ("max + knn", models.photos(1)[0], davis.NotFittedError, "call fit before explain"),
+        ("odin + max + msp", models.photos(1)[0], ValueError, "without odin or adascale"),
+        ("max + energy", models.photos(2), ValueError, r"one image .* got \(2, 3, 12, 12\)"),
+        ("max + energy", "a.png", ValueError, "set detector.preprocessing, or give a tensor"),
+    ],
+)
+def test_refuses(spec: str, image: object, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        davis.explain(davis.Detector(models.small_net(), spec), image)
+
+
+def test_refuses_maps_without_a_picture() -> None:
+    with pytest.raises(ValueError, match="maps of two spatial axes"):
+        davis.explain(davis.Detector(OneAxis().eval(), "max + energy"), models.photos(1)[0])

@@ -1,0 +1,61 @@
+"""A sample of benchmarks/sweep.py: each of its outcomes, on models that show it."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from torch import nn
+
+FILE = Path(__file__).resolve().parent.parent / "benchmarks" / "sweep.py"
+
+
+@pytest.fixture(scope="module")
+def sweep() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("sweep_of_benchmarks", FILE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    ["resnet10t", "convnext_atto", "mobilenetv3_small_050", "edgenext_xx_small", "regnetx_002", "repghostnet_050"],
+)
+def test_pooled_maps_pass(sweep: ModuleType, name: str) -> None:
+    found = sweep.attempt(name)
+    assert found["counts"]
+    assert found["outcome"] == "passed", found
+    assert found["spread"] > sweep.VARIES
+
+
+@pytest.mark.slow
+def test_class_tokens_are_outside(sweep: ModuleType) -> None:
+    found = sweep.attempt("vit_tiny_patch16_224")
+    assert (found["counts"], found["outcome"]) == (False, "refused")
+    assert found["error"].startswith("ValueError: ")
+
+
+def test_nothing_stays_constant(sweep: ModuleType) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.head = nn.BatchNorm2d(4), nn.Linear(4, 3)
+            nn.init.zeros_(self.head.weight)
+
+        def get_classifier(self) -> nn.Module:
+            return self.head
+
+    model = sweep.randomised(Net())
+    for tensor in model.state_dict().values():
+        if tensor.ndim:
+            assert tensor.float().std() > 1e-3
+    assert (model.norm.running_var > 0).all()
+    assert not model.training
+    assert torch.isfinite(model.head.weight).all()
