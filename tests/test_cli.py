@@ -470,13 +470,14 @@ class TestScore:
 
     def test_table(self, run: Run, fitted: Path) -> None:
         lines = run("score", fitted, "flat", "--model", MODEL, "--classes", "classes.txt").out.splitlines()
-        assert lines[0].split() == ["file", "class", "name", "probability", "score", "verdict"]
+        assert lines[0].split() == ["file", "class", "name", "probability", "score", "p_value", "verdict"]
         for line in lines[1:]:
-            file, label, name, probability, _, verdict = line.split()
+            file, label, name, probability, _, p_value, verdict = line.split()
             assert file.startswith("flat/")
             assert name == ["ant", "bee", "cat"][int(label)]
             assert 1 / 3 <= float(probability) <= 1
             assert verdict in ("OOD", "ok")
+            assert (float(p_value) <= 0.1) == (verdict == "OOD")
 
     def test_csv(self, run: Run, fitted: Path, workplace: Path) -> None:
         done = run("score", fitted, "flat", "--model", MODEL, "--csv", "scores.csv")

@@ -151,7 +151,7 @@ class TestBench:
         folder, done = finished
         assert {entry.name for entry in folder.iterdir()} == {
             *REPORTS,
-            *("accuracy.json", "benchmark.json", "head.npz", "results.json", "timings.json"),
+            *("accuracy.json", "benchmark.json", "head.npz", "overhead.json", "results.json", "timings.json"),
             *("cache", "scores", "units"),
         }
         assert {file.name for file in (folder / "scores").iterdir()} == {"held.npz", "crops.npz"}
@@ -307,7 +307,7 @@ class TestErrors:
         [
             ([], "give a benchmark (a TOML file or a shipped name), or --model, --id and --ood"),
             (["digits.toml", "--model", RGB], "one of the two"),
-            (["nothere"], "no benchmark 'nothere': no such file, and shipped are paper-cifar10-densenet101"),
+            (["nothere"], "no benchmark 'nothere': no such file, and shipped are imagenet-crops-efficientnet_lite0"),
             (["digits.toml", "--id", "held"], "--id, --fit, --ood and --size are for runs without a file"),
             (["--model", RGB, "--id", "held"], "--model needs --id FOLDER and at least one --ood FOLDER"),
             (["--model", RGB, "--ood", "crops"], "--model needs --id FOLDER and at least one --ood FOLDER"),

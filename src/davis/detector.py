@@ -31,10 +31,10 @@ class Detector(nn.Module):
     >>> body = [nn.Conv2d(3, 8, 3), nn.ReLU()]
     >>> model = nn.Sequential(*body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4))
     >>> detector = Detector(model, "davis(gamma=0.5) + react(p=85) + energy")
-    >>> photos = [torch.rand(20, 3, 16, 16)]
-    >>> output = detector.fit(photos).calibrate(photos, tpr=0.9)(photos[0][:4])
-    >>> output.score.shape, output.is_ood.dtype
-    (torch.Size([4]), torch.bool)
+    >>> photos, held_out = [torch.rand(20, 3, 16, 16)], [torch.rand(30, 3, 16, 16)]
+    >>> output = detector.fit(photos).calibrate(held_out, tpr=0.9)(photos[0][:4])
+    >>> output.score.shape, output.p_value.dtype, output.is_ood.dtype
+    (torch.Size([4]), torch.float64, torch.bool)
     """
 
     def __init__(self, model: nn.Module | Backbone, spec: object) -> None:
