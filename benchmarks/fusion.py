@@ -89,7 +89,7 @@ FUSED = (
     "max + dice + energy | energy | msp | knn",
     "max + dice + energy | energy | fdbd",
     "max + dice + energy | energy | fdbd | max + knn",
-    "max + dice + energy | max + energy | knn | fdbd | nnguide",
+    "max + dice + energy | max + scale + energy | energy | knn | fdbd",
 )
 TAILED = (
     "max + dice + energy | energy | knn",
@@ -237,7 +237,7 @@ def _kept(folder: Path, specs: list[str], make: Callable[[list[str]], dict[str, 
     return found
 
 
-CHOSEN = "max + dice + energy | max + energy | knn | fdbd | nnguide"
+CHOSEN = "max + dice + energy | max + scale + energy | energy | knn | fdbd"
 
 INTRODUCTION = """# Fusion
 

@@ -22,7 +22,7 @@ PROXY = "mix, blur, colour"
 """The stand-ins whose choice loses least on real OOD images, far and near together (benchmarks/proxies.md)."""
 
 _POOLS = "{max, davis(gamma={0.5, 1, 2, 3})}"
-FUSIONS = ("max + dice + energy | max + energy | knn | fdbd | nnguide", "max + dice + energy | energy | knn")
+FUSIONS = ("max + dice + energy | max + scale + energy | energy | knn | fdbd", "max + dice + energy | energy | knn")
 SHAPED = (
     f"{_POOLS} + dice(p={{70, 90}}) + energy",
     f"{_POOLS} + {{scale(p={{85, 90}}), ash_s(p={{85, 90}}), react(p={{98, 99}})}} + energy",
