@@ -22,8 +22,10 @@ def main() -> None:
     run, seconds = load(folder), json.loads((folder / "timings.json").read_text())
     images = run.facts["images"]
     print("# The grid from cached activations\n")
-    print(f"Written by `python benchmarks/grid_cost.py`: {len(run.specs)} detectors of `{run.name}` (neighbour searches in "
-          f"{images['cifar10_train']:,} training images included), seconds of one run on {run.facts['device']}.\n")  # fmt: skip
+    print(
+        f"Written by `python benchmarks/grid_cost.py`: {len(run.specs)} detectors of `{run.name}` (neighbour searches "
+        f"in {images['cifar10_train']:,} training images included), seconds of one run on {run.facts['device']}.\n"
+    )
     print("| set | images | pass | scoring | ratio |\n|---|---|---|---|---|")
     total = [0.0, 0.0, 0.0]
     for name in SETS:
@@ -33,8 +35,10 @@ def main() -> None:
         print(f"| {name} | {count:,} | {row[1]:.1f} | {row[2]:.1f} | {row[2] / row[1]:.3f} |")
     print(f"| together | {total[0]:,.0f} | {total[1]:.1f} | {total[2]:.1f} | {total[2] / total[1]:.3f} |")
     fit = seconds["fit"]
-    print(f"\nFitting them all took {fit:.1f} s beside a pass of {seconds['pass cifar10_train']:.1f} s over the training "
-          f"images; with the fit, scoring is {(total[2] + fit) / total[1]:.3f} of the passes above.")  # fmt: skip
+    print(
+        f"\nFitting them all took {fit:.1f} s beside a pass of {seconds['pass cifar10_train']:.1f} s over the training "
+        f"images; with the fit, scoring is {(total[2] + fit) / total[1]:.3f} of the passes above."
+    )
 
 
 if __name__ == "__main__":
