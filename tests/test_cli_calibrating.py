@@ -40,6 +40,8 @@ def test_from_scores_without_a_model(run: Run, fitted: Path, tmp_path: Path) -> 
     assert all((before[name] == after[name]).all() for name in before if name != "calibration.scores")
     verdicts = run("score", fitted, "flat", "--model", MODEL, "--json")
     assert all((row["score"] < values[3]) == (row["verdict"] == "OOD") for row in verdicts.rows)
+    traced = {"method": "marginal", "n": 40, "alpha": 0.1, "delta": None, "scores_sha256": found.sha256}
+    assert all(row["calibration"] == traced for row in verdicts.rows)
 
 
 def test_the_printed_threshold_alone(run: Run, tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ from davis.cli.printing import Watched, bar, flat, note, table
 
 if TYPE_CHECKING:
     from davis.backbone import Backbone
+    from davis.calibrate import Calibration
     from davis.types import Output
 
 
@@ -331,16 +332,17 @@ def score(
     together = fdr is not None  # then no verdict is known before the last image
     if together and detector.calibration is None:
         raise ValueError(f"--fdr judges by p-values, and {folder} is not calibrated; see davis calibrate")
+    traced = _traced(detector.calibration, fdr)
     apart = not (as_json and sys.stdout.isatty())  # a bar among lines of results would be torn
     for positions, pictures in bar("score", batches.numbered(), len(batches), shown=apart):
         found = _verdicts([files[position] for position in positions], detector(pictures), names)
         rows += found if together or not as_json else []
         for row in found if as_json and not together else []:
-            print(json.dumps(row), flush=True)
+            print(json.dumps(row | traced), flush=True)
     if fdr is not None and detector.calibration is not None:
         _judge_together(rows, fdr, detector.calibration.count)
         for row in rows if as_json else []:
-            print(json.dumps(row), flush=True)
+            print(json.dumps(row | traced), flush=True)
     if csv_file is not None:
         _write_csv(csv_file, rows)
     elif not as_json:
@@ -365,6 +367,15 @@ def _verdicts(files: list[Path], output: Output, names: list[str] | None) -> lis
         | {"probability": probability, "score": score, "p_value": p_value, "verdict": VERDICTS[is_ood]}
         for file, label, probability, score, p_value, is_ood in columns
     ]
+
+
+def _traced(calibration: Calibration | None, fdr: float | None) -> dict[str, Any]:
+    """What every verdict rests on."""
+    if calibration is None:
+        return {}
+    said = calibration.statement()
+    kept = {name: said[name] for name in ("method", "n", "alpha", "delta", "scores_sha256")}
+    return {"calibration": kept | ({} if fdr is None else {"fdr": fdr})}
 
 
 def _judge_together(rows: list[dict[str, Any]], fdr: float, held_out: int) -> None:
