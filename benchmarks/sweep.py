@@ -60,7 +60,7 @@ def chosen_models(file: Path) -> dict[str, str]:
         if with_head:
             chosen[module] = min(with_head, key=lambda name: sizes[name][0])
     kinds = {sizes[name][1] for name in chosen.values()}
-    for name, found in sorted(sizes.items(), key=lambda item: item[1] or [0]):
+    for name, found in sorted(sizes.items(), key=lambda item: item[1][0] if item[1] else 0):
         if found is not None and found[1] not in kinds:
             kinds.add(found[1])
             chosen[f"global_pool={found[1]}"] = name
