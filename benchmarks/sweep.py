@@ -60,7 +60,7 @@ def chosen_models(file: Path) -> dict[str, str]:
         if with_head:
             chosen[module] = min(with_head, key=lambda name: sizes[name][0])
     kinds = {sizes[name][1] for name in chosen.values()}
-    for name, found in sorted(sizes.items(), key=lambda item: item[1] or [0]):
+    for name, found in sorted(sizes.items(), key=lambda item: item[1][0] if item[1] else 0):
         if found is not None and found[1] not in kinds:
             kinds.add(found[1])
             chosen[f"global_pool={found[1]}"] = name
@@ -145,8 +145,12 @@ def randomised(model: nn.Module) -> nn.Module:
                 buffer.uniform_(0.5, 1.5) if name == "running_var" else buffer.normal_(0, 0.2)
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.numel() > 1 and parameter.std() < 1e-4:
-                parameter.add_(0.1 * torch.randn_like(parameter)) if parameter.ndim == 1 else parameter.normal_(0, 0.02)
+            if parameter.numel() > 1 and parameter.max() == parameter.min():
+                noise = torch.randn_like(parameter)
+                if parameter.max() == 0:
+                    parameter.copy_(noise * (0.1 if parameter.ndim == 1 else 0.02))
+                else:
+                    parameter.mul_(1 + 0.1 * noise)
     classifier = model.get_classifier()
     for head in classifier if isinstance(classifier, tuple) else (classifier,):
         for parameter in head.parameters() if isinstance(head, nn.Module) else ():
