@@ -132,7 +132,8 @@ def page(runs: Path, cache: Path) -> Iterator[str]:
 
 
 def extra(runs: Path, name: str, suffix: str) -> Results | None:
-    return load(runs / f"{name}-{suffix}") if (runs / f"{name}-{suffix}").is_dir() else None
+    folder = runs / f"{name}-{suffix}"
+    return load(folder) if (folder / "results.json").is_file() else None
 
 
 def beside(run: Results, spec: str) -> str:
