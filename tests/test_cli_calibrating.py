@@ -85,7 +85,7 @@ def test_verdicts_over_many_images(run: Run, fitted: Path) -> None:
     p = np.sort([row["p_value"] for row in rows])
     passed = [i + 1 for i, value in enumerate(p) if value <= 0.5 * (i + 1) / len(p) * (1 + 1e-12)]
     assert sum(row["verdict"] == "OOD" for row in rows) == max(passed, default=0)
-    assert_fails(run("score", fitted, "held", "--model", MODEL, "--fdr", 2), "q must lie between 0 and 1")
+    assert_fails(run("score", fitted, "held", "--model", MODEL, "--fdr", 2), "--fdr must lie between 0 and 1")
 
 
 @pytest.mark.parametrize(

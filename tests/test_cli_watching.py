@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import subprocess
@@ -147,7 +148,10 @@ class TestWatch:
         parquet.write_table(pyarrow.table({"energy": STEADY}), "steady.parquet")
         np.savez("known.npz", energy=KNOWN)
         (tmp_path / "detector").mkdir()
-        safetensors.numpy.save_file({"calibration.scores": np.sort(KNOWN)}, "detector/detector.safetensors")
+        packed = safetensors.numpy.save({"calibration.scores": np.sort(KNOWN)})
+        (tmp_path / "detector" / "detector.safetensors").write_bytes(packed)
+        record = {"tensors_sha256": hashlib.sha256(packed).hexdigest()}
+        (tmp_path / "detector" / "detector.json").write_text(json.dumps(record))
         summary = json.loads(json.dumps(expected(STEADY).summary()))
         for calibration in ("known.npz", "detector"):
             done = run("steady.parquet", "--calibration", calibration, "--column", "energy", "--json")

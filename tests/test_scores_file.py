@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -12,6 +13,13 @@ import safetensors.numpy
 from davis.scores_file import checked, parse_json_lines, read_scores, scores_sha256
 
 SCORES = np.array([1.5, -2.0, 0.1, 1.5, 3e-300])
+
+
+def save_detector(folder: Path, tensors: dict[str, np.ndarray]) -> None:
+    """The two files of a saved detector, as far as scores are read from them."""
+    packed = safetensors.numpy.save(tensors)
+    (folder / "detector.safetensors").write_bytes(packed)
+    (folder / "detector.json").write_text(json.dumps({"tensors_sha256": hashlib.sha256(packed).hexdigest()}))
 
 
 def write(folder: Path, kind: str, column: str = "score") -> Path:
@@ -30,7 +38,7 @@ def write(folder: Path, kind: str, column: str = "score") -> Path:
         parquet.write_table(pyarrow.table({"file": list("abcde"), column: SCORES}), path)
     else:
         path.mkdir()
-        safetensors.numpy.save_file({"calibration.scores": SCORES}, path / "detector.safetensors")
+        save_detector(path, {"calibration.scores": SCORES})
     return path
 
 
@@ -111,10 +119,14 @@ def test_bad_places(tmp_path: Path) -> None:
         read_scores(tmp_path / "gone.csv")
     with pytest.raises(FileNotFoundError, match="holds no detector"):
         read_scores(tmp_path)
-    safetensors.numpy.save_file({"stages.1.clip": SCORES}, tmp_path / "detector.safetensors")
+    save_detector(tmp_path, {"stages.1.clip": SCORES})
     with pytest.raises(ValueError, match="holds no calibration scores"):
         read_scores(tmp_path)
     (tmp_path / "detector.safetensors").write_bytes(b"broken")
+    with pytest.raises(ValueError, match="sha256 differs"):
+        read_scores(tmp_path)
+    digest = hashlib.sha256(b"broken").hexdigest()
+    (tmp_path / "detector.json").write_text(json.dumps({"tensors_sha256": digest}))
     with pytest.raises(ValueError, match="not a readable safetensors file"):
         read_scores(tmp_path)
 

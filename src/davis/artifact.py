@@ -67,7 +67,7 @@ def save(detector: Detector, folder: str | os.PathLike[str]) -> Path:
 def recalibrate(folder: str | os.PathLike[str], calibration: Calibration) -> None:
     """Give a saved detector another calibration, from scores of its own; needs no model."""
     path = Path(folder)
-    record, tensors = read_record(path), _unpacked(_read(path / TENSORS), path)
+    record, tensors = _verified(path)
     record["calibration"] = _described(calibration)
     tensors[_CALIBRATION] = calibration.scores
     _write_both(path, record, tensors)
@@ -100,14 +100,11 @@ def load(folder: str | os.PathLike[str], model: nn.Module | Backbone) -> Detecto
     detector = Detector(backbone, record["spec"])
     calibrated, counts, hashes = (tensors.pop(name, None) for name in (_CALIBRATION, _COUNTS, _HASHES))
     _fill(detector, tensors, record["tensors"], path)
-    if hashlib.sha256(packed).hexdigest() != record["tensors_sha256"]:
-        raise ValueError(
-            f"{path / TENSORS} was changed after it was saved (its sha256 differs); save the detector anew"
-        )
+    _check_digest(packed, record, path)
     classes = cast(int, backbone.describe()["classes"])
     detector.calibration = _calibration(record["calibration"], calibrated, classes, path)
-    detector.class_counts = counts
-    detector.sketch = Sketch(hashes)
+    detector.class_counts = _whole_numbers(counts, (classes,), path / TENSORS)
+    detector.sketch = Sketch(_whole_numbers(hashes, None if hashes is None else (len(hashes),), path / TENSORS))
     detector.images_seen = record["images_seen"]
     detector.preprocessing = record["preprocessing"]
     _try(detector, path)
@@ -140,17 +137,32 @@ def head_sha256(backbone: Backbone) -> str:
 def saved_calibration(folder: str | os.PathLike[str]) -> Calibration | None:
     """The calibration of a saved detector; needs no model."""
     path = Path(folder)
-    record, tensors = read_record(path), _unpacked(_read(path / TENSORS), path)
+    record, tensors = _verified(path)
     return _calibration(record["calibration"], tensors.get(_CALIBRATION), None, path)
 
 
 def saved_class_counts(folder: str | os.PathLike[str]) -> Tensor:
     """How often the fit of a saved detector saw each predicted class; needs no model."""
     path = Path(folder)
-    counts = _unpacked(_read(path / TENSORS), path).get(_COUNTS)
+    counts = _verified(path)[1].get(_COUNTS)
     if counts is None:
         raise ValueError(f"{path} does not know how often its fit saw each class: it was fitted without a pass")
     return counts
+
+
+def _verified(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The record and the tensors that belong to it."""
+    packed, record = _read(path / TENSORS), read_record(path)
+    tensors = _unpacked(packed, path)
+    _check_digest(packed, record, path)
+    return record, tensors
+
+
+def _check_digest(packed: bytes, record: dict[str, Any], path: Path) -> None:
+    if hashlib.sha256(packed).hexdigest() != record["tensors_sha256"]:
+        raise ValueError(
+            f"{path / TENSORS} was changed after it was saved (its sha256 differs); save the detector anew"
+        )
 
 
 def _unpacked(packed: bytes, path: Path) -> dict[str, Tensor]:
@@ -170,6 +182,14 @@ def _tensors(detector: Detector) -> dict[str, Tensor]:
     if len(detector.sketch.hashes):
         found[_HASHES] = detector.sketch.hashes
     return found
+
+
+def _whole_numbers(values: Tensor | None, shape: tuple[int, ...] | None, file: Path) -> Tensor | None:
+    """The tensor, if it is a row of whole numbers from 0 on."""
+    sound = values is None or (values.dtype == torch.int64 and values.shape == shape and bool((values >= 0).all()))
+    if not sound:
+        raise ValueError(f"{file}: what it remembers of the fit images is broken; fit the detector anew")
+    return values
 
 
 def _described(calibration: Calibration) -> dict[str, Any]:
@@ -212,6 +232,8 @@ def _try(detector: Detector, path: Path) -> None:
     for name, tensor in _buffers(detector).items():
         if tensor.is_floating_point() and not tensor.isfinite().all():
             raise ValueError(f"{path / TENSORS}: tensor {name!r} holds NaN or infinity")
+    if detector.fuse is not None and bool((detector.fuse.reference.diff(dim=1) < 0).any()):
+        raise ValueError(f"{path / TENSORS}: the scores that {detector.fuse.name} ranks against are not in order")
     noise = torch.randn((2, *(detector.backbone.image_shape or ())), generator=torch.Generator().manual_seed(0))
     try:
         scores = detector.score_images(noise)
@@ -272,9 +294,8 @@ def _sound_calibration(value: dict[str, Any], scores: Tensor, classes: int | Non
     if value["kind"] not in get_args(Kind) or type(value["tpr"]) is not float or not 0 < value["tpr"] < 1:
         raise ValueError(f"its kind is {value['kind']!r} and its tpr {value['tpr']!r}")
     doubt = value["delta"]
-    if (value["kind"] == "conditional") != (type(doubt) is float and 0 < doubt < 1) or (
-        doubt and type(doubt) is not float
-    ):
+    sound = doubt is None if value["kind"] == "marginal" else type(doubt) is float and 0 < doubt < 1
+    if not sound:
         raise ValueError(f"its delta is {doubt!r}")
     found = Calibration(
         scores=scores,
@@ -300,7 +321,8 @@ def _checked(text: bytes, path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is not a detector: it has no format number")
     if record["format"] != FORMAT:
         raise ValueError(
-            f"{path} has format {record['format']}; this davis ({__version__}) reads {FORMAT}: update davis"
+            f"{path} has format {record['format']}; this davis ({__version__}) reads {FORMAT}: "
+            + ("update davis" if record["format"] > FORMAT else "fit and save the detector anew")
         )
     for problem, names in (("lacks", _FIELDS.keys() - record.keys()), ("has unknown", record.keys() - _FIELDS.keys())):
         if names:

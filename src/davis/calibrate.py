@@ -2,15 +2,15 @@
 
 A score becomes a verdict by its rank among n scores of held-out in-distribution images:
 
-    p = (1 + #{held-out scores <= score}) / (n + 1),    OOD when p <= alpha, that is, when score < s_(k)
+    p = (1 + #{held-out scores <= score}) / (n + 1),    OOD when score < s_(k), the k-th smallest held-out score
 
 Two promises can be bought with the same images, for new images that are exchangeable with the held-out ones:
 
-- ``marginal`` (split conformal; Vovk et al., 2005): k = floor(alpha (n + 1)). An in-distribution image is rejected with
-  a probability of at most alpha, on average over the draw of the held-out images.
+- ``marginal`` (split conformal; Vovk et al., 2005): k = floor(alpha (n + 1)), so OOD when p <= alpha. An
+  in-distribution image is rejected with a probability of at most alpha, on average over draws of the held-out images.
 - ``conditional`` (on the draw, by the Beta law of order statistics; Vovk, 2012): the largest k for which the rejected
-  share is at most alpha with a confidence of 1 - delta over that draw. Needs more images, and keeps the promise for the
-  threshold in hand.
+  share is at most alpha with a confidence of 1 - delta over that draw. This k is smaller: OOD when p <= k / (n + 1).
+  It needs more images, and keeps the promise for the threshold in hand.
 """
 
 from __future__ import annotations
@@ -89,6 +89,7 @@ class Calibration:
 
     def p_values(self, scores: Scores, classes: Labels) -> Tensor:
         """(batch,) how likely an in-distribution image, of the same group, scores as low; float64."""
+        _check_scores(scores)
         group = self._group(classes, scores.device)
         at_most = torch.zeros_like(group)
         for place, part in enumerate(self.scores.to(scores.device).split(self.sizes)):
@@ -99,6 +100,7 @@ class Calibration:
 
     def is_ood(self, scores: Scores, classes: Labels) -> Tensor:
         """(batch,) whether an image scores below the threshold of its predicted class."""
+        _check_scores(scores)
         thresholds = torch.tensor(self.thresholds, dtype=torch.float64).to(double(scores))
         return double(scores) < thresholds[self._group(classes, scores.device)]
 
@@ -162,7 +164,7 @@ def calibrate(
     scores = double(scores.detach()).cpu()
     members = torch.zeros(len(scores), dtype=torch.int64)
     if classes is not None and groups is not None:
-        members = torch.tensor(tuple(groups))[classes.cpu()]
+        members = _members(classes.cpu(), tuple(groups), len(scores))
     if len(scores) > CAPACITY:  # a random part of exchangeable scores is exchangeable too
         kept = torch.randperm(len(scores), generator=torch.Generator().manual_seed(seed))[:CAPACITY]
         scores, members = scores[kept], members[kept]
@@ -261,9 +263,19 @@ def discoveries(p_values: Tensor, *, q: float = 0.1, held_out: int | None = None
 
 def _alpha(tpr: float) -> Fraction:
     """1 - tpr from the digits as written: in floats (1 - 0.9) * 10 is below 1."""
-    if not 0 < tpr < 1:
+    if not 1e-9 <= tpr <= 1 - 1e-9:
         raise ValueError(f"tpr must lie between 0 and 1, such as 0.95 to accept 95% of ID images; got {tpr}")
     return 1 - Fraction(str(float(tpr)))
+
+
+def _members(classes: Labels, groups: tuple[int, ...], count: int) -> Tensor:
+    """(images,) the group of each; what does not fit together is refused."""
+    if not groups or set(groups) != set(range(max(groups) + 1)):
+        raise ValueError(f"groups are numbered from 0 without a gap, one for each class; got {list(groups)[:10]}")
+    whole = classes.shape == (count,) and not classes.is_floating_point()
+    if not whole or (count and not 0 <= int(classes.min()) <= int(classes.max()) < len(groups)):
+        raise ValueError(f"classes must be {count} whole numbers from 0 to {len(groups) - 1}, one for each score")
+    return torch.tensor(groups)[classes]
 
 
 def _doubt(delta: float | None) -> float:

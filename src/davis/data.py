@@ -243,8 +243,10 @@ def image_files(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
             if not inside:
                 raise ValueError(f"no images in {path}; looked for {', '.join(SUFFIXES)}")
             found.update(dict.fromkeys(inside))
-        elif path.exists():
+        elif path.is_file():
             found[path] = None
+        elif path.exists():
+            raise ValueError(f"{path} is neither a file nor a folder")
         else:
             raise FileNotFoundError(f"no such file or folder: {path}")
     return list(found)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -208,7 +209,15 @@ class Detector(nn.Module):
                 if not scores[:, place].isfinite().all():
                     steps = branch.steps(activations, neck, classifier)
                     _refuse_non_finite(chain([("the backbone", activations.mean)], steps))
-            return self.composition.fused(scores)
+            fused = self.composition.fused(scores)
+        if self.fuse is not None:
+            _refuse_non_finite([(self.fuse.name, fused)])
+        return fused
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *options: Any, **named: Any) -> Any:
+        """As for any module; a threshold that belongs to other fitted values is let go."""
+        self.calibration = None
+        return super().load_state_dict(state_dict, *options, **named)
 
     def _score_pixels(self, branch: Branch, images: Images) -> Scores:
         branch.to(images.device)
@@ -283,14 +292,14 @@ def fit_together(
     with _all_or_nothing(detectors):
         _fit(
             detectors,
-            backbone.stream(_sketched(batches, sketch), statistics=reads),
+            backbone.stream(sketched(batches, sketch), statistics=reads),
             capacity=capacity,
             seed=seed,
-            reference=None if reference is None else backbone.stream(reference, statistics=reads),
+            reference=None if reference is None else backbone.stream(sketched(reference, sketch), statistics=reads),
         )
         if by_pixels:
             with _no_graph():
-                _observe(by_pixels, _sketched(batches, sketch))
+                _observe(by_pixels, sketched(batches, sketch))
         for detector in detectors:
             detector.sketch = sketch
 
@@ -336,7 +345,7 @@ def _fit(
         detector.calibration = None  # a threshold belongs to the fit that it was taken from
 
 
-def _sketched(batches: Batches, sketch: Sketch) -> Batches:
+def sketched(batches: Batches, sketch: Sketch) -> Batches:
     """The batches, remembered as they pass."""
     if isinstance(batches, Tensor):
         raise TypeError("one tensor was given where batches are expected; give [images], or a DataLoader")

@@ -147,6 +147,7 @@ def _calibration(folder: Path) -> NDArray[Any]:
     file = folder / _TENSORS
     if not file.is_file():
         raise FileNotFoundError(f"{folder} holds no detector: there is no {_TENSORS}")
+    _check_digest(file, folder / "detector.json")
     try:
         with safe_open(file, framework="numpy") as tensors:
             if _CALIBRATION not in tensors.keys():  # noqa: SIM118  a handle, not a dictionary
@@ -155,6 +156,15 @@ def _calibration(folder: Path) -> NDArray[Any]:
             return found
     except SafetensorError as error:
         raise ValueError(f"{file} is not a readable safetensors file: {error}") from None
+
+
+def _check_digest(tensors: Path, text: Path) -> None:
+    try:
+        known = json.loads(text.read_text(encoding="utf-8"))["tensors_sha256"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ValueError(f"{text} does not describe a detector; save it anew") from None
+    if hashlib.sha256(tensors.read_bytes()).hexdigest() != known:
+        raise ValueError(f"{tensors} was changed after it was saved (its sha256 differs); save the detector anew")
 
 
 def _number(value: object, place: str) -> float:

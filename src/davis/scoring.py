@@ -13,7 +13,7 @@ from torch import Tensor
 from davis.backbone import Backbone
 from davis.branch import Branch
 from davis.detector import Detector
-from davis.stages import NeighbourScore
+from davis.stages import NeighbourScore, Stage
 from davis.types import Activations, Features, Labels, Logits
 
 Scored: TypeAlias = dict[str, NDArray[np.float64]]  # spec -> a score per image
@@ -28,15 +28,17 @@ def score_all(
     Branches that agree up to their score share pooling, shaping and logits; those that look for neighbours in equal
     banks share one search; fused detectors share their parts.
     """
-    groups = _groups(detectors)
     scores: dict[str, list[Tensor]] = {detector.spec: [] for detector in detectors}
+    if len(scores) < len(detectors):
+        raise ValueError("two detectors have the same spec; score them apart")
+    groups = _groups(detectors)
     with torch.no_grad():
         for activations, _ in stream:
-            found: dict[_Key, Tensor] = {}
+            found: dict[Branch, Tensor] = {}
             for group in groups:
                 found.update(group.score(activations))
             for detector in detectors:
-                columns = torch.stack([found[_key(detector, branch)] for branch in detector.composition], 1)
+                columns = torch.stack([found[branch] for branch in detector.composition], 1)
                 scores[detector.spec].append(detector.composition.fused(columns))
             if tick is not None:
                 tick(len(activations.logits))
@@ -48,22 +50,25 @@ def score_all(
     return gathered
 
 
-_Key: TypeAlias = tuple[str, bool]
-
-
-def _key(detector: Detector, branch: Branch) -> _Key:
-    """What a branch is known by: fused ones were fitted without the images that they are ranked against."""
-    return branch.text(), detector.fuse is not None
-
-
 class _Group:
-    """Branches that agree in everything before the score."""
+    """Branches that agree in everything before the score, in what was fitted too."""
 
-    def __init__(self, backbone: Backbone, members: dict[_Key, Branch]) -> None:
+    def __init__(self, backbone: Backbone, branch: Branch) -> None:
         self.backbone = backbone
-        self.members = members
-        self.first = next(iter(members.values()))
-        self.searches = _searches(list(members.values()))
+        self.first = branch
+        self.members: list[list[Branch]] = []  # those that agree in their score as well, side by side
+        self.searches: list[tuple[NeighbourScore, int]] = []
+
+    def takes(self, branch: Branch) -> bool:
+        return _agree(self.first.stages[:-1], branch.stages[:-1])
+
+    def add(self, branch: Branch) -> None:
+        for twins in self.members:
+            if _agree([twins[0].score], [branch.score]):
+                twins.append(branch)
+                return
+        self.members.append([branch])
+        self.searches = _searches([twins[0] for twins in self.members])
 
     def features(self, activations: Activations) -> Features:
         return self.first.shape(self.backbone.neck(self.first.scoring_pool(activations)))
@@ -71,31 +76,45 @@ class _Group:
     def logits(self, activations: Activations) -> Logits:
         return self.first.logits(self.features(activations), self.backbone.classifier)
 
-    def score(self, activations: Activations) -> dict[_Key, Tensor]:
+    def score(self, activations: Activations) -> dict[Branch, Tensor]:
         classifier = self.backbone.classifier
         features = self.features(activations)
         logits = self.first.logits(features, classifier)
         found = [search.search(features, k) for search, k in self.searches]
         scores = {}
-        for key, branch in self.members.items():
-            stage = branch.score
+        for twins in self.members:
+            stage = twins[0].score
             if isinstance(stage, NeighbourScore):
                 place = next(i for i, (search, _) in enumerate(self.searches) if _share(search, stage))
-                scores[key] = stage.from_neighbours(features, found[place][:, : stage.k])
+                values = stage.from_neighbours(features, found[place][:, : stage.k])
             else:
-                scores[key] = stage(features, logits, classifier)
+                values = stage(features, logits, classifier)
+            scores.update(dict.fromkeys(twins, values))
         return scores
 
 
 def _groups(detectors: Sequence[Detector]) -> list[_Group]:
-    groups: dict[tuple[object, ...], dict[_Key, Branch]] = {}
+    groups: dict[str, list[_Group]] = {}
     for detector in detectors:
         for branch in detector.composition:
             if branch.needs_pixels:
                 raise ValueError(f"{detector.spec!r} moves the images themselves; it cannot be scored from a cache")
-            before = (*(stage.text() for stage in branch.stages[:-1]), detector.fuse is not None)
-            groups.setdefault(before, {}).setdefault(_key(detector, branch), branch)
-    return [_Group(detectors[0].backbone, members) for members in groups.values()]
+            alike = groups.setdefault(" + ".join(stage.text() for stage in branch.stages[:-1]), [])
+            group = next((group for group in alike if group.takes(branch)), None)
+            if group is None:
+                group = _Group(detector.backbone, branch)
+                alike.append(group)
+            group.add(branch)
+    return [group for alike in groups.values() for group in alike]
+
+
+def _agree(first: Sequence[Stage], second: Sequence[Stage]) -> bool:
+    """Whether stages have equal texts and equal fitted values: only then do they give equal results."""
+    return [stage.text() for stage in first] == [stage.text() for stage in second] and all(
+        torch.equal(getattr(one, name), getattr(other, name))
+        for one, other in zip(first, second, strict=True)
+        for name in one.fitted
+    )
 
 
 def _searches(branches: Sequence[Branch]) -> list[tuple[NeighbourScore, int]]:
@@ -132,7 +151,9 @@ def accuracies(detectors: Sequence[Detector], stream: Iterable[tuple[Activations
                 right[place] += int(group.logits(activations).argmax(1).eq(truth).sum())
     if images == 0:
         return {"model": None, "by_spec": {}}
-    shares = {key: right[i] / images for i, group in enumerate(groups) for key in group.members}
+    shares = {
+        branch: right[i] / images for i, group in enumerate(groups) for twins in group.members for branch in twins
+    }
     single = [detector for detector in detectors if detector.fuse is None]
-    by_spec = {detector.spec: shares[_key(detector, *detector.composition)] for detector in single}
+    by_spec = {detector.spec: shares[detector.composition.branches[0]] for detector in single}
     return {"model": own / images, "by_spec": by_spec}

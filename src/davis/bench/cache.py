@@ -23,6 +23,7 @@ FORMAT = 1
 STATISTICS = ("std", "max", "median", "entropy")
 """What is kept beside the mean: every pooling of the language can then be read from the cache."""
 
+_IDENTITY = ("format", "weights", "read", "data", "statistics", "dtype", "batch")
 _SAVE_EVERY = 15.0  # seconds of work that a kill may cost
 _UNKNOWN = -1  # the label of an image that has none
 
@@ -57,6 +58,12 @@ class Cached:
 
     def __len__(self) -> int:
         return int(self.record["rows"])
+
+    @property
+    def identity(self) -> str:
+        """A digest of all that its rows depend on; how many statistics it keeps is not part of it."""
+        kept = {key: self.record[key] for key in _IDENTITY if key != "statistics"}
+        return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:20]
 
     @property
     def skipped(self) -> int:
@@ -135,7 +142,10 @@ def _place(root: Path, name: str, identity: dict[str, Any]) -> Path:
     if (own / "record.json").is_file():
         return own
     for file in sorted(root.glob(f"{glob.escape(name)}-*/record.json")):
-        record = _read_record(file.parent)
+        try:
+            record = _read_record(file.parent)
+        except ValueError:  # another's, and broken: no use here, and no harm
+            continue
         same = all(record.get(key) == value for key, value in identity.items() if key != "statistics")
         if same and record["complete"] and {*identity["statistics"]} <= {*record["statistics"]}:
             return file.parent
@@ -215,7 +225,11 @@ def _save(folder: Path, columns: dict[str, NDArray[Any]], record: dict[str, Any]
 
 
 def _read_record(folder: Path) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads((folder / "record.json").read_text())
+    file = folder / "record.json"
+    try:
+        record: dict[str, Any] = json.loads(file.read_text())
+    except ValueError:
+        raise ValueError(f"{file} is broken; remove {folder} and run again") from None
     return record
 
 

@@ -80,7 +80,7 @@ def run(benchmark: Benchmark, folder: Path, *, cache: Path, watch: Watch = _sile
         with watch(f"pass over {name}", len(images)) as step:
             caches[name] = _filled(benchmark, images, statistics, cache, step)
         seconds[f"pass {name}"] = caches[name].seconds
-    _claim(folder, benchmark, caches)
+    _claim(folder, benchmark, caches, write=False)
     cached = [detector for detector in detectors if not detector.needs_pixels]
     moving = [detector for detector in detectors if detector.needs_pixels]
     began = time.perf_counter()
@@ -88,6 +88,7 @@ def run(benchmark: Benchmark, folder: Path, *, cache: Path, watch: Watch = _sile
     if missing:
         _fit(benchmark, cached, moving, caches, watch)
         seconds["fit"] = time.perf_counter() - began
+    _claim(folder, benchmark, caches, write=True)  # not before the fit: one that fails leaves the folder free
     for name, images in _scored_sets(benchmark):
         if name not in missing:
             continue
@@ -143,12 +144,12 @@ def _filled(benchmark: Benchmark, images: ImageSet, statistics: set[str], cache:
     )
 
 
-def _claim(folder: Path, benchmark: Benchmark, caches: Mapping[str, Cached]) -> None:
-    """Make the folder this benchmark's own; finished parts of another one must not be mixed in."""
+def _claim(folder: Path, benchmark: Benchmark, caches: Mapping[str, Cached], *, write: bool) -> None:
+    """Make sure that the folder is this benchmark's own, finished parts of another must not be mixed in; take it."""
     identity = {
         "version": __version__,
         "specs": list(benchmark.specs),
-        "caches": {name: cached.folder.name for name, cached in caches.items()},
+        "caches": {name: cached.identity for name, cached in caches.items()},
         "groups": {name: group for name, (_, group) in benchmark.ood.items()},
         "pixel_images": benchmark.pixel_images,
         "capacity": benchmark.capacity,
@@ -163,8 +164,8 @@ def _claim(folder: Path, benchmark: Benchmark, caches: Mapping[str, Cached]) -> 
                 f"{folder} holds another benchmark, or this one with other data, methods or options; "
                 "choose another folder"
             )
-        return
-    write_atomically(file, (json.dumps(identity | {"sha256": digest}, indent=1) + "\n").encode())
+    elif write:
+        write_atomically(file, (json.dumps(identity | {"sha256": digest}, indent=1) + "\n").encode())
 
 
 def _check_free(folder: Path) -> None:

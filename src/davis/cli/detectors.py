@@ -330,6 +330,8 @@ def score(
     batches = Images(files, preprocessing, batch=batch, workers=workers, on_error=skipped.add)
     rows: list[dict[str, Any]] = []
     together = fdr is not None  # then no verdict is known before the last image
+    if fdr is not None and not 0 < fdr < 1:
+        raise ValueError(f"--fdr must lie between 0 and 1, such as 0.1 for one wrong call in ten; got {fdr}")
     if together and detector.calibration is None:
         raise ValueError(f"--fdr judges by p-values, and {folder} is not calibrated; see davis calibrate")
     traced = _traced(detector.calibration, fdr)
@@ -340,7 +342,7 @@ def score(
         for row in found if as_json and not together else []:
             print(json.dumps(row | traced), flush=True)
     if fdr is not None and detector.calibration is not None:
-        _judge_together(rows, fdr, detector.calibration.count)
+        _judge_together(rows, fdr, min(detector.calibration.sizes))
         for row in rows if as_json else []:
             print(json.dumps(row | traced), flush=True)
     if csv_file is not None:

@@ -54,6 +54,8 @@ def explain(
         raise ValueError(
             f"{stems[twice[0]]} images are called {twice[0]!r}, and files are named after them; rename them"
         )
+    if own := {file.resolve() for file in files} & {(out / f"{stem}.png").resolve() for stem in stems}:
+        raise ValueError(f"--out {out} would write over {own.pop()}; choose another folder")
     adapter = recorded_adapter(read_record(folder)["backbone"])
     detector = load(folder, open_backbone(model, weights, num_classes, device, **adapter))
     skipped = Skipped(strict)

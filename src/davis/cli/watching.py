@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -70,6 +72,8 @@ def watch(
         alarm = None
     elif alarm is not None:
         note(f"the alarm that {state} was saved with stands; --after-alarm reset begins a new test")
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # asked to end: the state is saved as by Ctrl-C
     line = LiveLine(shown=not (as_json and sys.stdout.isatty()))  # it would tear lines of results
     saved = _Saved(monitor, state)
     header = not as_json
@@ -156,8 +160,11 @@ def _batches(source: str, column: str, size: int) -> Iterator[Values | list[floa
     if source == "-":
         if sys.stdin.isatty():
             raise ValueError("no scores: give a file, or pipe JSON lines in, as `davis score --json` prints them")
+        score = None
         for score in parse_json_lines(sys.stdin, column=column):
             yield [score]
+        if score is None:
+            raise ValueError("stdin ended without a score; did the command before it fail?")
     else:
         values = read_scores(source, column=column)
         for start in range(0, len(values), size):

@@ -227,8 +227,8 @@ class Fuse(Stage):
         return weights / weights.mean()
 
     def check_weights(self) -> None:
-        if self.weights is not None and not all(weight > 0 for weight in self.weights):
-            raise self.refuse("weights", "greater than 0, one for each detector")
+        if self.weights is not None and not all(1e-6 <= weight <= 1e6 for weight in self.weights):
+            raise self.refuse("weights", "greater than 0, from 1e-6 to 1e6, one for each detector")
 
     def forward(self, scores: Tensor) -> Scores:
         raise NotImplementedError

@@ -105,12 +105,14 @@ def _log_p(scores: Scores, reference: Tensor, tail: Tail) -> Tensor:
 
 def normal_quantiles(log_p: Tensor) -> Tensor:
     """z with log Phi(z) = log p, also where p is too small for a float."""
-    far = -torch.sqrt((-2 * log_p - math.log(2 * math.pi)).clamp_min(1))
-    quantiles = torch.where(log_p > -20, torch.special.ndtri(log_p.exp().clamp_max(1 - 2**-53)), far)
+    doubled = (-2 * log_p).clamp_min(1)
+    far = -torch.sqrt((doubled - math.log(2 * math.pi) - doubled.log()).clamp_min(1))  # to 1 / z^3
+    near, between = log_p > -20, log_p > -1e6
+    quantiles = torch.where(near, torch.special.ndtri(log_p.exp().clamp_max(1 - 2**-53)), far)
     for _ in range(4):  # Newton's steps; the slope of log Phi is phi / Phi
         value = torch.special.log_ndtr(quantiles)
         slope = torch.exp(-quantiles.square() / 2 - 0.5 * math.log(2 * math.pi) - value)
-        quantiles = torch.where(log_p > -20, quantiles, quantiles - (value - log_p) / slope)
+        quantiles = torch.where(between & ~near, quantiles - (value - log_p) / slope, quantiles)
     return quantiles
 
 

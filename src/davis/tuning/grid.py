@@ -40,16 +40,18 @@ def expand(grid: str | Iterable[str]) -> list[str]:
     """
     texts = [grid] if isinstance(grid, str) else list(grid)
     written = (text for whole in texts for part in _cut(whole, ";", whole) for text in _spelled(part, whole))
-    found = dict.fromkeys(language.canonical(text) for text in islice(written, _MOST + 1))
+    found: dict[str, None] = {}
+    for number, text in enumerate(written):
+        found[language.canonical(text)] = None
+        if len(found) > _MOST or number > 10 * _MOST:
+            raise ValueError(f"the grid stands for more than {_MOST} specs; leave out some of its alternatives")
     if not found:
         raise ValueError("the grid is empty; write a spec with alternatives, such as 'davis(gamma={1, 2, 3}) + energy'")
-    if len(found) > _MOST:
-        raise ValueError(f"the grid stands for more than {_MOST} specs; leave out some of its alternatives")
     return list(found)
 
 
 def _spelled(text: str, whole: str) -> Iterator[str]:
-    branches = ([*_chains(branch, whole)] for branch in _cut(text, "|", whole))
+    branches = (_listed(_chains(branch, whole)) for branch in _cut(text, "|", whole))
     return (" | ".join(parts) for parts in product(*branches))
 
 
@@ -58,8 +60,16 @@ def _chains(text: str, whole: str) -> Iterator[str]:
     terms = [term.strip() for term in _cut(text, "+", whole)]
     if len(terms) > 1 and "" in terms:
         raise ValueError(f"a term is missing beside a '+' in {_short(whole)}")
-    for parts in product(*([*_alternatives(term, whole)] for term in terms)):
+    for parts in product(*(_listed(_alternatives(term, whole)) for term in terms)):
         yield " + ".join(part for part in parts if part)
+
+
+def _listed(texts: Iterator[str]) -> list[str]:
+    """All of them, unless they are too many to be meant."""
+    found = list(islice(texts, 10 * _MOST + 1))
+    if len(found) > 10 * _MOST:
+        raise ValueError(f"the grid stands for more than {_MOST} specs; leave out some of its alternatives")
+    return found
 
 
 def _alternatives(term: str, whole: str) -> Iterator[str]:

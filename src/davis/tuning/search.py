@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -14,8 +15,9 @@ from davis import metrics
 from davis import spec as language
 from davis.backbone import Backbone, split_batch
 from davis.data import Preprocessing
-from davis.detector import Batches, Detector, fit_from_activations
+from davis.detector import Batches, Detector, fit_from_activations, sketched
 from davis.scoring import Scored, score_all
+from davis.sketch import Sketch
 from davis.statistics import CAPACITY
 from davis.tuning.bootstrap import Bootstrap, Metric, interval
 from davis.tuning.grid import DEFAULT, edges_of, expand
@@ -28,6 +30,7 @@ Measured: TypeAlias = dict[str, Scored]  # set -> spec -> a score per image
 
 FIT, CLEAN = "fit", "holdout"
 RESAMPLES = 1000
+FEWEST = 20  # held-out images
 _ROWS = 2048  # activations scored at a time
 _EASY = 0.999  # what is left above it is chance
 
@@ -38,6 +41,7 @@ class Observed(NamedTuple):
     rest: Blocks  # the images that were not held out
     clean: Blocks
     proxied: dict[str, Blocks]
+    again: float = 0.0  # the share of the held-out images that was known before
 
 
 def tune(
@@ -66,7 +70,8 @@ def tune(
     compositions = [language.parse(spec) for spec in specs]
     reads = frozenset[str]().union(*(branch.reads for composition in compositions for branch in composition))
     learns = any(composition.learns for composition in compositions)
-    fitted = gather(backbone.stream(fit_batches, statistics=reads)) if learns else []
+    sketch = Sketch()
+    fitted = gather(backbone.stream(sketched(fit_batches, sketch), statistics=reads)) if learns else []
     if learns and not fitted:
         raise ValueError("no images were seen: the fit data are empty")
     seen = observe(
@@ -76,7 +81,14 @@ def tune(
         preprocessing=preprocessing or Preprocessing(),
         statistics=reads,
         seed=seed,
+        known=sketch,
     )
+    if seen.again:
+        warnings.warn(
+            f"about {seen.again:.0%} of the held-out images were fitted on: candidates that remember images will win; "
+            "hold others out",
+            stacklevel=2,
+        )
     checks = {name: gather(backbone.stream(batches, statistics=reads)) for name, batches in (check or {}).items()}
     return tune_from_activations(
         backbone,
@@ -113,6 +125,10 @@ def tune_from_activations(
     for name, blocks in sets.items():
         if not blocks:
             raise ValueError(f"no images were seen: the set {name!r} is empty")
+    if _count(clean) < FEWEST:
+        raise ValueError(
+            f"{_count(clean)} held-out images are too few to compare candidates; {FEWEST} are needed, better hundreds"
+        )
     measured, refused = measure(backbone, expand(grid), fitted=fitted, sets=sets, capacity=capacity, seed=seed)
     specs = list(measured[CLEAN])
     if not specs:
@@ -147,6 +163,7 @@ def observe(
     statistics: Collection[str],
     share: float = 1,
     seed: int = 0,
+    known: Sketch | None = None,
 ) -> Observed:
     """One reading of the images: a random share of them is held out and goes through the proxies as well."""
     drawn = torch.Generator().manual_seed(seed)
@@ -154,6 +171,7 @@ def observe(
     rest: list[tuple[Activations, Labels | None]] = []
     clean: list[tuple[Activations, Labels | None]] = []
     proxied: dict[str, list[tuple[Activations, Labels | None]]] = {name: [] for name in proxies}
+    again: list[float] = []
     for batch in _not_a_tensor(batches):
         images, labels = split_batch(batch)
         activations = backbone(images, statistics=statistics)
@@ -161,12 +179,15 @@ def observe(
         for part, chosen in ((rest, ~held), (clean, held)):
             if chosen.any():
                 part.append((activations.rows(chosen), None if labels is None else labels[chosen]))
+        if known is not None and (seen := known.share(images)) is not None:
+            again.append(seen)
         if held.any():
             made = make(images[held], proxies.values(), preprocessing, generators)
             for name, pictures in zip(proxies, made, strict=True):
                 if len(pictures):
                     proxied[name].append((backbone(pictures, statistics=statistics), None))
-    return Observed(gather(rest), gather(clean), {name: gather(parts) for name, parts in proxied.items()})
+    made_of = {name: gather(parts) for name, parts in proxied.items()}
+    return Observed(gather(rest), gather(clean), made_of, sum(again) / len(again) if again else 0.0)
 
 
 def _joined(parts: Sequence[tuple[Activations, Labels | None]]) -> tuple[Activations, Labels | None]:

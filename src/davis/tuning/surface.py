@@ -178,7 +178,8 @@ class Tuning:
         for row in shown:
             points = [row.point, *(row.proxies.values() if several else ()), *([row.check] if row.check else ())]
             cells = [_percent(value) for point in points for value in point]
-            lines.append(f"| `{row.spec}` | {' | '.join(cells)} |")
+            text = row.spec.replace("|", "\\|")
+            lines.append(f"| `{text}` | {' | '.join(cells)} |")
         said = [*self.sentences(), *(f"Beware: {warning}." for warning in self.warnings)]
         return "\n".join([*lines, "", *said]) + "\n"
 
