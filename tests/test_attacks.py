@@ -21,7 +21,7 @@ from davis.tuning.grid import expand
 
 __all__ = ["fitted", "run", "workplace"]  # fixtures
 
-FIT, OTHER, HELD = ([models.photos(250, seed)] for seed in (1, 2, 3))
+FIT, OTHER, HELD = ([models.photos(400, seed)] for seed in (1, 2, 3))
 
 
 def test_no_normal_quantile_is_lost() -> None:
@@ -67,12 +67,10 @@ def test_recalibration_does_not_sign_what_was_tampered_with(tmp_path: Path) -> N
     tensors["stages.2.bank"] = tensors["stages.2.bank"] + 1
     safetensors.torch.save_file(tensors, folder / "detector.safetensors")
     assert detector.calibration is not None
-    for touch in (
-        lambda: artifact.recalibrate(folder, detector.calibration),
-        lambda: artifact.saved_calibration(folder),
-    ):  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match="sha256 differs"):
-            touch()
+    with pytest.raises(ValueError, match="sha256 differs"):
+        artifact.recalibrate(folder, detector.calibration)
+    with pytest.raises(ValueError, match="sha256 differs"):
+        artifact.saved_calibration(folder)
 
 
 def test_reference_images_count_as_seen() -> None:

@@ -34,7 +34,10 @@ Kind: TypeAlias = Literal["marginal", "conditional"]
 CAPACITY = 100_000
 """The most held-out scores that are kept; of more, a random part of this size sets the threshold."""
 
-ASSUMPTION = "new in-distribution images are exchangeable with the held-out ones, which the fit has not seen"
+ASSUMPTION = (
+    "new in-distribution images are exchangeable with the held-out ones, "
+    "which neither the fit nor the network's training has seen"
+)
 
 
 @dataclass(frozen=True, eq=False)

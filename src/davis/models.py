@@ -167,7 +167,8 @@ def _import(package: str) -> ModuleType:
             raise
         extra = _EXTRAS[error.name]
         raise ModuleNotFoundError(
-            f"{error.name} is not installed: pip install 'davis-ood[{extra}]'", name=error.name
+            f"{error.name} is not installed: pip install 'davis-ood[{extra}]'",
+            name=error.name,
         ) from None
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from davis.cli.options import Batch, Device, Json, Skipped, Strict
+from davis.cli.options import Batch, Device, Json, Skipped, Strict, numbers_of
 from davis.cli.printing import note, table
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ def bench(
         list[str] | None, typer.Option(help="A spec; may be repeated. Default: the file's, or ten")
     ] = None,
     size: Annotated[int | None, typer.Option(help="Without a file: side of the images")] = None,
+    mean: Annotated[str | None, typer.Option(help="Without a file: of the channels, such as 0.5,0.5,0.5")] = None,
+    std: Annotated[str | None, typer.Option(help="Without a file: of the channels, likewise")] = None,
     pixels: Annotated[bool, typer.Option(help="Run the methods that move images, in passes of their own")] = True,
     pixel_images: Annotated[
         int | None, typer.Option(min=1, help="Images of each set for those; default: the file's, or 2000")
@@ -70,11 +72,13 @@ def bench(
     if (benchmark is None) == (model is None):
         raise ValueError("give a benchmark (a TOML file or a shipped name), or --model, --id and --ood: one of the two")
     if benchmark is not None:
-        if id or ood or fit or size:
-            raise ValueError(f"--id, --fit, --ood and --size are for runs without a file; {benchmark!r} names its own")
+        if id or ood or fit or size or mean or std:
+            raise ValueError(
+                f"--id, --fit, --ood, --size, --mean and --std are for runs without a file; {benchmark!r} names its own"
+            )
         description, folder = describe.read(benchmark)
     else:
-        description, folder = _from_options(str(model), id, fit, ood or [], size), Path.cwd()
+        description, folder = _from_options(str(model), id, fit, ood or [], size, mean, std), Path.cwd()
     if method:
         description["methods"], description["without"] = method, []
     skipped = Skipped(strict)
@@ -137,7 +141,9 @@ def list_data(data: DataDir = None, as_json: Json = False) -> None:
 
 @data_app.command("get")
 def get_data(
-    name: Annotated[str, typer.Argument(help="A dataset that can be fetched, such as cifar10")], data: DataDir = None
+    name: Annotated[str, typer.Argument(help="A dataset that can be fetched, such as cifar10")],
+    data: DataDir = None,
+    as_json: Json = False,
 ) -> None:
     """Fetch a dataset, check it and put it in place."""
     from davis.catalog import data_directory
@@ -152,11 +158,23 @@ def get_data(
             note(what)
         said = what
 
-    for file in get(name, target, progress):
+    files = get(name, target, progress)
+    if as_json:
+        print(json.dumps([str(file) for file in files]))
+        return
+    for file in files:
         print(file)
 
 
-def _from_options(model: str, id: Path | None, fit: Path | None, ood: list[Path], size: int | None) -> dict[str, Any]:
+def _from_options(
+    model: str,
+    id: Path | None,
+    fit: Path | None,
+    ood: list[Path],
+    size: int | None,
+    mean: str | None,
+    std: str | None,
+) -> dict[str, Any]:
     """The description that the options of a run without a file stand for."""
     from davis.bench.describe import check
 
@@ -171,8 +189,11 @@ def _from_options(model: str, id: Path | None, fit: Path | None, ood: list[Path]
         "far": {path.resolve().name: str(path.resolve()) for path in ood},
         "methods": list(DEFAULT_METHODS),
     }
-    if size is not None:
-        description["preprocessing"] = {"size": size, "resize": size}
+    numbers = {"mean": numbers_of("mean", mean), "std": numbers_of("std", std)}
+    prepared: dict[str, Any] = {name: list(values) for name, values in numbers.items() if values is not None}
+    prepared |= {} if size is None else {"size": size, "resize": size}
+    if prepared:
+        description["preprocessing"] = prepared
     return check(description, "the options")
 
 

@@ -39,6 +39,7 @@ from davis.cli.options import (
     Tpr,
     Weights,
     Workers,
+    numbers_of,
     open_backbone,
     prepare,
     recorded_adapter,
@@ -140,7 +141,7 @@ def inspect(
         found: dict[str, Any] = read_record(model)
     else:
         backbone = open_backbone(model, weights, num_classes, "cpu", tap, head)
-        preprocessing = prepare(model, backbone, size=size, mean=_numbers("mean", mean), std=_numbers("std", std))
+        preprocessing = prepare(model, backbone, size=size, mean=numbers_of("mean", mean), std=numbers_of("std", std))
         found = {**backbone.describe(), "preprocessing": preprocessing.to_dict(), "check": "passed"}
     if as_json:
         print(json.dumps(found, indent=2))
@@ -162,7 +163,7 @@ def fit(
     values: Annotated[Values, typer.Option(help="The preset's numbers")] = Values.published,
     weights: Weights = "default",
     num_classes: NumClasses = None,
-    holdout: Annotated[Path | None, typer.Option(help="Folder of images for the threshold")] = None,
+    holdout: Annotated[Path | None, typer.Option(help="Images for the threshold that the network never saw")] = None,
     holdout_share: Annotated[float, typer.Option(help="Else this share of --data, drawn at random")] = 0.2,
     tpr: Tpr = 0.95,
     promise: Promise = Kind.marginal,
@@ -209,7 +210,7 @@ def fit(
         note("random weights are not saved: a detector fitted on them can be inspected, not used again")
     if out.is_file():
         raise ValueError(f"{out} is a file; a detector is saved into a folder")
-    means, stds = _numbers("mean", mean), _numbers("std", std)
+    means, stds = numbers_of("mean", mean), numbers_of("std", std)
     backbone = open_backbone(model, weights, num_classes, device, tap, head)
     preprocessing = prepare(model, backbone, size=size, resize=resize, mean=means, std=stds)
     labels = _labels(data, files, backbone)
@@ -231,6 +232,10 @@ def fit(
     held_out = Watched("calibrate", read(held))
     detector.calibrate(held_out, tpr=tpr, kind=promise.value, delta=delta, by_class=by_class)
     save(detector, out)
+    if holdout is None:
+        note("the threshold rests on a part of --data; if the network was trained on these, --holdout must name others")
+    if size is None and ":" in model and not model.startswith(("hf:", "timm:")):
+        note("images were prepared as for ImageNet (224 px, its mean and std); --size, --mean and --std say otherwise")
     summary = {
         "folder": str(out),
         "spec": detector.spec,
@@ -247,7 +252,8 @@ def fit(
     if as_json:
         print(json.dumps(summary))
     else:
-        table([{"": name, " ": value} for name, value in flat(summary)], header=False)
+        shown = [(name, value) for name, value in flat(summary) if value is not None]
+        table([{"": name, " ": value} for name, value in shown], header=False)
 
 
 def _spec(spec: str | None, preset: str | None, id: str | None, arch: str | None, values: Values) -> str:
@@ -269,13 +275,6 @@ def _folder(path: Path) -> Path:
     if not path.is_dir():
         raise FileNotFoundError(f"no such folder of images: {path}")
     return path
-
-
-def _numbers(option: str, text: str | None) -> tuple[float, ...] | None:
-    try:
-        return None if text is None else tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise ValueError(f"--{option} {text!r} must be numbers with commas between, such as 0.5,0.5,0.5") from None
 
 
 def _labels(folder: Path, files: list[Path], backbone: Backbone) -> dict[Path, int]:
@@ -347,6 +346,8 @@ def score(
             print(json.dumps(row | traced), flush=True)
     if csv_file is not None:
         _write_csv(csv_file, rows)
+        counted = Counter(row["verdict"] for row in rows)
+        note(f"wrote {csv_file}: {len(rows)} images" + (f", {counted['OOD']} OOD" if None not in counted else ""))
     elif not as_json:
         table(rows)
     return 1 if skipped.files else 0

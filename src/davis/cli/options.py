@@ -100,3 +100,10 @@ class Skipped:
         if file not in self.files:
             note(f"skipped: {error}")
         self.files.add(file)
+
+
+def numbers_of(option: str, text: str | None) -> tuple[float, ...] | None:
+    try:
+        return None if text is None else tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"--{option} {text!r} must be numbers with commas between, such as 0.5,0.5,0.5") from None

@@ -24,7 +24,7 @@ def demo(
 ) -> None:
     """Judge real photographs with an ImageNet classifier, print a table and write a page."""
     from davis.demo.gallery import judge
-    from davis.demo.page import write_page
+    from davis.demo.page import tally, write_page
     from davis.demo.photographs import find_photographs
     from davis.demo.shipped import CALIBRATION, load_shipped
 
@@ -40,6 +40,13 @@ def demo(
         print(json.dumps({"page": str(out), "calibration": CALIBRATION, "images": rows}))
     else:
         table(rows)
+        known, unknown = tally(exhibits)
+        for pool in ("mean", "max"):
+            refused = unknown["count"] - unknown["accepted"][pool]
+            print(
+                f"{pool} + energy accepts {known['accepted'][pool]} of {known['count']} pictures of known things and "
+                f"refuses {refused} of {unknown['count']} of unknown ones"
+            )
         print(f"\nverdict: max + energy; with mean pooling: mean + energy; p-values against {CALIBRATION}")
         print(f"wrote {out} ({time.monotonic() - started:.0f} s)")
     if open_page and not webbrowser.open(out.resolve().as_uri()):

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from davis.cli.detectors import _folder, _labels, _numbers
+from davis.cli.detectors import _folder, _labels
 from davis.cli.options import (
     Batch,
     Device,
@@ -26,6 +26,7 @@ from davis.cli.options import (
     Tap,
     Weights,
     Workers,
+    numbers_of,
     open_backbone,
     prepare,
 )
@@ -87,7 +88,7 @@ def tune(
         fitted, held = split(files, holdout_share, seed)
     else:
         fitted, held = shuffled(files, seed), shuffled(image_files([_folder(holdout)]), seed)
-    means, stds = _numbers("mean", mean), _numbers("std", std)
+    means, stds = numbers_of("mean", mean), numbers_of("std", std)
     backbone = open_backbone(model, weights, num_classes, device, tap, head)
     preprocessing = prepare(model, backbone, size=size, resize=resize, mean=means, std=stds)
     labels = _labels(data, files, backbone)
