@@ -310,7 +310,10 @@ class TestErrors:
             ([], "give a benchmark (a TOML file or a shipped name), or --model, --id and --ood"),
             (["digits.toml", "--model", RGB], "one of the two"),
             (["nothere"], "no benchmark 'nothere': no such file, and shipped are imagenet-crops-efficientnet_lite0"),
-            (["digits.toml", "--id", "held"], "--id, --fit, --ood, --size, --mean and --std are for runs without a file"),
+            (
+                ["digits.toml", "--id", "held"],
+                "--id, --fit, --ood, --size, --mean and --std are for runs without a file",
+            ),
             (["--model", RGB, "--id", "held"], "--model needs --id FOLDER and at least one --ood FOLDER"),
             (["--model", RGB, "--ood", "crops"], "--model needs --id FOLDER and at least one --ood FOLDER"),
             (["--model", RGB, "--id", "gone", "--ood", "crops"], "gone"),
