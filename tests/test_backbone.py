@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from models import settled
 from torch import Tensor, nn
 
 from davis.backbone import Backbone
@@ -104,7 +105,7 @@ def test_torchvision(name):
     declare_missing_operators()
     models = pytest.importorskip("torchvision.models")
     size, (tap, head), map_of = TORCHVISION[name]
-    model = seeded(lambda: models.get_model(name, weights=None, num_classes=CLASSES))
+    model = settled(seeded(lambda: models.get_model(name, weights=None, num_classes=CLASSES)), 3, size, size)
     backbone, activations = assert_read(model, images(3, 3, size, size))
     assert (backbone.describe()["tap"], backbone.describe()["head"]) == (tap, head)
     if map_of is not None:
@@ -114,6 +115,7 @@ def test_torchvision(name):
     assert larger.positions[0] > activations.positions[0]
 
 
+@pytest.mark.filterwarnings("ignore:the last map")
 def test_torchvision_map_of_one_position():
     declare_missing_operators()
     models = pytest.importorskip("torchvision.models")
@@ -145,6 +147,7 @@ def test_timm(name):
     declare_missing_operators()
     timm = pytest.importorskip("timm")
     model = seeded(lambda: timm.create_model(name, pretrained=False, num_classes=CLASSES))
+    model = settled(model, 3, TIMM[name], TIMM[name])
     batch = images(2, 3, TIMM[name], TIMM[name])
     _, activations = assert_read(model, batch)
     with torch.no_grad():
@@ -173,7 +176,7 @@ def tiny_transformers() -> dict[str, Callable[[object], tuple[object, object]]]:
 def test_transformers(name):
     transformers = pytest.importorskip("transformers")
     config = tiny_transformers()[name](transformers)
-    model = seeded(lambda: getattr(transformers, f"{name}ForImageClassification")(config))
+    model = settled(seeded(lambda: getattr(transformers, f"{name}ForImageClassification")(config)), 3, 64, 64)
     backbone, activations = assert_read(model, images())
     with torch.no_grad():
         features = getattr(model, model.base_model_prefix)(images()).last_hidden_state
@@ -238,6 +241,7 @@ def test_ways_to_average(name):
     assert backbone.describe()["after"].startswith("relu")
 
 
+@pytest.mark.filterwarnings("ignore:the last map")
 @pytest.mark.parametrize("bias", [True, False])
 def test_image_sizes_and_bias(bias):
     model = seeded(lambda: Net(bias=bias))
@@ -343,6 +347,7 @@ NETS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:the last map")
 @pytest.mark.parametrize("name", NETS)
 def test_nets(name):
     model = seeded(NETS[name])

@@ -26,6 +26,7 @@ from davis.cli.options import (
     Weights,
     Workers,
     open_backbone,
+    recorded_adapter,
 )
 from davis.cli.printing import Watched, flat, table
 
@@ -130,12 +131,13 @@ def _from_images(
     workers: int,
     skipped: Skipped,
 ) -> Calibration:
-    from davis.artifact import load, recalibrate
+    from davis.artifact import load, read_record, recalibrate
     from davis.data import Images, Preprocessing, image_files
 
     if data is None or not data.is_dir():
         raise FileNotFoundError(f"no such folder of images: {data}")
-    detector = load(folder, open_backbone(model, weights, num_classes, device))
+    adapter = recorded_adapter(read_record(folder)["backbone"])
+    detector = load(folder, open_backbone(model, weights, num_classes, device, **adapter))
     if detector.preprocessing is None:
         raise ValueError(f"{folder} does not say how images are prepared; set detector.preprocessing before saving it")
     files = image_files([data])

@@ -24,6 +24,7 @@ from davis.cli.options import (
     Std,
     Strict,
     Tap,
+    Tokens,
     Weights,
     Workers,
     open_backbone,
@@ -63,6 +64,7 @@ def tune(
     std: Std = None,
     tap: Tap = None,
     head: Head = None,
+    tokens: Tokens = None,
     batch: Batch = 64,
     device: Device = None,
     workers: Workers = 2,
@@ -88,7 +90,7 @@ def tune(
     else:
         fitted, held = shuffled(files, seed), shuffled(image_files([_folder(holdout)]), seed)
     means, stds = _numbers("mean", mean), _numbers("std", std)
-    backbone = open_backbone(model, weights, num_classes, device, tap, head)
+    backbone = open_backbone(model, weights, num_classes, device, tap, head, tokens)
     preprocessing = prepare(model, backbone, size=size, resize=resize, mean=means, std=stds)
     labels = _labels(data, files, backbone)
     skipped = Skipped(strict)
