@@ -14,6 +14,8 @@ from davis.last_layer import LINEAR_CALLS, find_last_layer
 from davis.tracing import ENTRY, Call, Ref, Replay, Trace, TracingError
 from davis.types import Features, Images, Map
 
+WORKING = LINEAR_CALLS | {"multi_head_attention_forward", "scaled_dot_product_attention", "bmm", "einsum"}  # in a block
+
 
 def discover_class_token(model: nn.Module, images: Images) -> Adapter:
     """Find how a transformer in eval mode is read, for images of this shape, precision and device."""
@@ -78,11 +80,11 @@ def _shape(trace: Trace, index: int) -> torch.Size | None:
 
 
 def _block_output(trace: Trace, read: int, last: int) -> int:
-    """The first state of the tokens after the last block: no linear layer lies between it and the one that is read."""
+    """The first state of the tokens after the last block: no layer lies between it and the one that is read."""
     path = trace.ancestors(last)
-    linear = max((node for node in path if node < read and trace.nodes[node].name in LINEAR_CALLS), default=0)
+    layer = max((node for node in path if node < read and trace.nodes[node].name in WORKING), default=0)
     shape = _shape(trace, read)
-    return next(node for node in trace.narrows(last) if linear < node <= read and _shape(trace, node) == shape)
+    return next(node for node in trace.narrows(last) if layer < node <= read and _shape(trace, node) == shape)
 
 
 def _patches(trace: Trace, first: int) -> tuple[int, int]:
