@@ -93,6 +93,24 @@ def test_the_map_is_the_patches_that_enter_the_last_block(settings, patches):
     assert len(backbone(images(1)).mean) == 1
 
 
+def test_a_norm_after_the_token_is_taken():
+    class Late(TinyViT):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.norm(self.blocks[-1](self.entering(x))[:, 0]).tanh())
+
+    model = Late()
+    backbone = Backbone.wrap(Backbone(model, tokens="class"), images())
+    with torch.no_grad():
+        torch.testing.assert_close(backbone.neck(torch.ones(2, 16)), model.norm(torch.ones(2, 16)).tanh())
+
+
+def test_half_precision():
+    model = TinyViT().bfloat16()
+    activations = Backbone(model, tokens="class")(images().bfloat16())
+    assert activations.mean.dtype == torch.float32
+    assert activations.logits.dtype == torch.bfloat16
+
+
 def test_without_the_option_the_error_names_it():
     with pytest.raises(ValueError, match=r"one class token .* nothing to pool; .*tokens='class' \(--tokens class\)"):
         Backbone(TinyViT())(images())
@@ -185,19 +203,54 @@ ZOOS: dict[str, tuple[Callable[[], nn.Module], str, int]] = {
 def test_zoos(name):
     declare_missing_operators()
     build, tap, patches = ZOOS[name]
+    assert_read(build, tap, patches, SIZE)
+
+
+LARGE: dict[str, tuple[Callable[[], nn.Module], str, int]] = {
+    "vit_b_16": (lambda: pytest.importorskip("torchvision.models").vit_b_16(), "encoder.layers.encoder_layer_10", 196),
+    "registers": (lambda: timm_model("vit_small_patch14_reg4_dinov2", img_size=224), "blocks.0", 256),
+    "beit": (lambda: timm_model("beit_base_patch16_224", global_pool="token"), "blocks.0", 196),
+    "eva": (lambda: timm_model("eva02_tiny_patch14_224", global_pool="token"), "blocks.0", 256),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LARGE)
+def test_large_ones(name):
+    declare_missing_operators()
+    build, tap, patches = LARGE[name]
+    assert_read(build, tap, patches, 224)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("deit_tiny_distilled_patch16_224", "not what a last linear layer returned"),  # two tokens, a head for each
+        ("cait_xxs24_224", "its patches cannot be told from its class token"),
+    ],
+)
+def test_tokens_that_cannot_be_read(name, message):
+    model = timm_model(name, img_size=SIZE).eval()
+    with pytest.raises(ValueError, match=message):
+        Backbone(model, tokens="class")(images())
+
+
+def assert_read(build: Callable[[], nn.Module], tap: str, patches: int, size: int) -> None:
     torch.manual_seed(0)
     model = build().eval()
     for parameter in model.parameters():
         if not parameter.any():  # a head of zeros, or a token
             nn.init.normal_(parameter, std=0.1)
+    batch = torch.randn((2, 3, size, size), generator=torch.Generator().manual_seed(0))
     backbone = Backbone(model, tokens="class")
-    activations = backbone(images())
-    assert activations.positions.tolist() == [patches] * 3
+    activations = backbone(batch)
+    assert activations.positions.tolist() == [patches] * 2
     found = str(backbone.describe()["tap"])
     assert tap in found
     captured: list[Tensor] = []
     with torch.no_grad():
         hook = model.get_submodule(found).register_forward_hook(lambda m, i, o: captured.append(o))
-        model(images())
+        model(batch)
         hook.remove()
-    torch.testing.assert_close(activations.max, captured[0][:, 1:].amax(1), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(activations.max, captured[0][:, -patches:].amax(1), rtol=1e-4, atol=1e-5)
