@@ -50,6 +50,28 @@ def map_net(seed: int = 0, channels: int = CHANNELS) -> MapNet:
         return MapNet(channels).eval()
 
 
+def settled(model: nn.Module, *shape: int) -> nn.Module:
+    """The model with batch norms that have seen images of a shape and no head of zeros.
+
+    An untrained network gives every image the same logits, and those cannot be checked.
+    """
+    norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    momenta = [norm.momentum for norm in norms]
+    generator = torch.Generator().manual_seed(9)
+    noise = torch.randn((4, *shape), generator=generator) * torch.tensor([0.5, 1, 2, 1]).view(-1, *[1] * len(shape))
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(0)
+        for parameter in model.parameters():
+            if parameter.ndim == 2 and not parameter.any():
+                parameter.normal_(std=0.05)
+        for norm in norms:
+            norm.momentum = 1.0
+        model.train()(noise)
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
+    return model.eval()
+
+
 def photos(count: int, seed: int = 0, size: int = 12) -> Tensor:
     return torch.randn((count, 3, size, size), generator=torch.Generator().manual_seed(seed))
 

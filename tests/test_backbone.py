@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from models import settled
 from torch import Tensor, nn
 
+import davis
 from davis.backbone import Backbone
 from davis.torchvision_ops import declare_missing_operators
 from davis.types import Activations
@@ -104,7 +106,7 @@ def test_torchvision(name):
     declare_missing_operators()
     models = pytest.importorskip("torchvision.models")
     size, (tap, head), map_of = TORCHVISION[name]
-    model = seeded(lambda: models.get_model(name, weights=None, num_classes=CLASSES))
+    model = settled(seeded(lambda: models.get_model(name, weights=None, num_classes=CLASSES)), 3, size, size)
     backbone, activations = assert_read(model, images(3, 3, size, size))
     assert (backbone.describe()["tap"], backbone.describe()["head"]) == (tap, head)
     if map_of is not None:
@@ -114,6 +116,7 @@ def test_torchvision(name):
     assert larger.positions[0] > activations.positions[0]
 
 
+@pytest.mark.filterwarnings("ignore:the last map")
 def test_torchvision_map_of_one_position():
     declare_missing_operators()
     models = pytest.importorskip("torchvision.models")
@@ -145,6 +148,7 @@ def test_timm(name):
     declare_missing_operators()
     timm = pytest.importorskip("timm")
     model = seeded(lambda: timm.create_model(name, pretrained=False, num_classes=CLASSES))
+    model = settled(model, 3, TIMM[name], TIMM[name])
     batch = images(2, 3, TIMM[name], TIMM[name])
     _, activations = assert_read(model, batch)
     with torch.no_grad():
@@ -173,7 +177,7 @@ def tiny_transformers() -> dict[str, Callable[[object], tuple[object, object]]]:
 def test_transformers(name):
     transformers = pytest.importorskip("transformers")
     config = tiny_transformers()[name](transformers)
-    model = seeded(lambda: getattr(transformers, f"{name}ForImageClassification")(config))
+    model = settled(seeded(lambda: getattr(transformers, f"{name}ForImageClassification")(config)), 3, 64, 64)
     backbone, activations = assert_read(model, images())
     with torch.no_grad():
         features = getattr(model, model.base_model_prefix)(images()).last_hidden_state
@@ -238,6 +242,7 @@ def test_ways_to_average(name):
     assert backbone.describe()["after"].startswith("relu")
 
 
+@pytest.mark.filterwarnings("ignore:the last map")
 @pytest.mark.parametrize("bias", [True, False])
 def test_image_sizes_and_bias(bias):
     model = seeded(lambda: Net(bias=bias))
@@ -343,6 +348,7 @@ NETS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:the last map")
 @pytest.mark.parametrize("name", NETS)
 def test_nets(name):
     model = seeded(NETS[name])
@@ -368,11 +374,77 @@ def test_code_that_is_not_seen_is_tapped_and_not_replayed():
         Backbone(nn.Sequential(nn.Conv2d(3, 8, 3), *pooling, Hidden(), nn.Linear(8, 4)))(images())
 
 
-def test_sound_and_volumes():
-    sound = nn.Sequential(nn.Conv1d(2, 8, 3), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(8, CLASSES))
-    assert Backbone(sound)(images(2, 2, 20)).positions.tolist() == [18, 18]
-    volume = nn.Sequential(nn.Conv3d(1, 8, 3), nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(8, CLASSES))
-    assert Backbone(volume)(images(2, 1, 5, 5, 5)).positions.tolist() == [27, 27]
+def of_axes(axes: int) -> nn.Module:
+    """A small network over sound (1), pictures (2) or volumes (3), with functional ReLU and mean."""
+    conv = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[axes - 1]
+    norm = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)[axes - 1]
+
+    class Axes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem = nn.Sequential(conv(2, 8, 3, stride=2), norm(8), nn.ReLU(inplace=True))
+            self.body = conv(8, 12, 3, padding=1)
+            self.head = nn.Linear(12, CLASSES)
+
+        def features(self, x: Tensor) -> Tensor:
+            return F.gelu(self.body(self.stem(x)))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.features(x).flatten(2).mean(2))
+
+    return Axes()
+
+
+@pytest.mark.parametrize(
+    ("axes", "shape", "larger"), [(1, (41,), (63,)), (2, (11, 9), (13, 17)), (3, (9, 7, 11), (7, 9, 13))]
+)
+def test_sound_pictures_and_volumes(axes, shape, larger):
+    model = seeded(lambda: of_axes(axes))
+    backbone, activations = assert_read(model, images(3, 2, *shape))
+    with torch.no_grad():
+        features = model.features(images(3, 2, *shape))
+        assert_statistics_of(activations, features)
+        assert_statistics_of(backbone(images(2, 2, *larger)), model.features(images(2, 2, *larger)))
+    assert activations.positions.tolist() == [features[0, 0].numel()] * 3
+    backbone(images(2, 2, *shape))
+    assert backbone.describe()["map_shape"] == list(features.shape[1:])
+    assert backbone.kind == "map"
+    batch = images(2, 2, *shape).requires_grad_()
+    (gradient,) = torch.autograd.grad(backbone(batch, gradients=True).std.sum(), batch)
+    assert gradient.any()
+
+
+@pytest.mark.parametrize("axes", [1, 3])
+def test_detectors_on_sound_and_volumes(axes, tmp_path):
+    model, shape = seeded(lambda: of_axes(axes)), (2, *(15,) * axes)
+    detector = davis.Detector(model, "davis(gamma=0.5) + react(p=90) + energy")
+    detector.fit([images(12, *shape)])
+    again = davis.load(davis.save(detector, tmp_path / "saved"), model)
+    scores = again.score_images(images(3, *shape, seed=1))
+    with torch.no_grad():  # the same by hand
+        flat = model.features(images(12, *shape)).double().flatten(2)
+        clip = np.percentile((flat.mean(2) + 0.5 * flat.std(2)).numpy(), 90)
+        flat = model.features(images(3, *shape, seed=1)).double().flatten(2)
+        shaped = (flat.mean(2) + 0.5 * flat.std(2)).clamp(max=clip)
+        expected = (shaped @ model.head.weight.double().T + model.head.bias.double()).logsumexp(1)
+    torch.testing.assert_close(scores, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_kinds_of_maps():
+    assert Backbone.wrap(seeded(Net), images()).kind == "map"
+    assert Backbone(seeded(Net)).kind is None
+    assert Backbone.wrap(seeded(lambda: Net(POOLS["mean of tokens"])), images()).kind == "map"  # a grid before
+
+    class Tokens(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.norm, self.head = nn.Conv2d(3, 8, 4, 4), nn.LayerNorm(8), nn.Linear(8, CLASSES)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.norm(self.embed(x).flatten(2).transpose(1, 2)).mean(1))
+
+    backbone, _ = assert_read(seeded(Tokens), images(3, 3, 16, 16))
+    assert (backbone.kind, backbone.describe()["map_shape"]) == ("tokens", [8, 16])
 
 
 @pytest.mark.parametrize("name", ["two layers after pooling", "squeeze and excite", "convolutional head"])
@@ -593,6 +665,7 @@ def test_averaged_tokens_work():
     )
     backbone, _ = assert_read(model.eval(), images(2, 3, 32, 32))
     assert backbone.describe()["map_shape"] == [192, 4]
+    assert backbone.describe()["kind"] == "tokens"
 
 
 UNREADABLE: dict[str, tuple[Callable[[], nn.Module], str]] = {

@@ -41,6 +41,38 @@ def make():
 
 def grey():
     return nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
+
+class Joint(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+        self.head, self.head_dist = nn.Linear(8, 3), nn.Linear(8, 3)
+
+    def forward(self, x):
+        x = self.body(x).mean((2, 3))
+        return (self.head(x) + self.head_dist(x)) / 2
+
+class ViT(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.token = nn.Conv2d(3, 8, 4, 4), nn.Parameter(torch.randn(1, 1, 8))
+        self.first, self.last = (nn.MultiheadAttention(8, 2, batch_first=True) for _ in range(2))
+        self.seen = nn.Identity()
+        self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        x = self.embed(x).flatten(2).transpose(1, 2)
+        x = torch.cat((self.token.expand(len(x), -1, -1), x), 1)
+        x = self.seen(x + self.first(x, x, x)[0])
+        return self.head(self.norm(x + self.last(x, x, x)[0])[:, 0])
+
+def joint():
+    torch.manual_seed(0)
+    return Joint()
+
+def vit():
+    torch.manual_seed(0)
+    return ViT()
 """
 MODEL = f"{MODULE}:make"
 
@@ -195,7 +227,8 @@ class TestFront:
         (workplace / "sleeper_of_test_cli.py").write_text("import time\nprint('here', flush=True)\ntime.sleep(60)")
         code = "from davis.cli import main; main(['inspect', 'sleeper_of_test_cli:make'])"
         command = [sys.executable, "-c", code]
-        with subprocess.Popen(command, cwd=workplace, stderr=subprocess.PIPE, text=True) as process:
+        heard = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731  tests in the background inherit deafness
+        with subprocess.Popen(command, cwd=workplace, stderr=subprocess.PIPE, text=True, preexec_fn=heard) as process:
             assert process.stderr is not None
             assert process.stderr.readline() == "here\n"
             process.send_signal(signal.SIGINT)
@@ -275,6 +308,21 @@ class TestInspect:
         assert (found["tap"], found["head"], found["classes"]) == ("features", "classifier.3", 1000)
         assert "hardswish" in found["neck"]
         assert found["preprocessing"]["resize"] == 73  # the zoo's 256 for 224
+
+    def test_kinds(self, run: Run) -> None:
+        found = json.loads(run("inspect", f"{MODULE}:joint", "--size", 16, "--json").out)
+        assert (found["kind"], found["head"], found["map_shape"]) == ("map", "head + head_dist", [8, 14, 14])
+        found = json.loads(run("inspect", f"{MODULE}:vit", "--size", 16, "--tokens", "class", "--json").out)
+        assert (found["kind"], found["tap"], found["map_shape"]) == ("class token", "seen", [8, 16])
+        assert_fails(run("inspect", f"{MODULE}:vit", "--size", 16), "(--tokens class)")
+        assert_fails(run("inspect", MODEL, "--size", 16, "--tokens", "class"), "leave tokens= out")
+        assert_fails(run("inspect", MODEL, "--size", 16, "--tokens", "all"), "'all' is not")
+
+    @pytest.mark.filterwarnings("always:the last map")
+    def test_a_map_of_one_position_is_said(self, run: Run) -> None:
+        done = run("inspect", MODEL, "--size", 3)
+        assert done.status == 0
+        assert done.err.count("warning: the last map of Sequential has one position") == 1
 
     def test_grey_model(self, run: Run) -> None:
         arguments = ("--size", 16, "--mean", "0", "--std", "1", "--json")
@@ -511,6 +559,16 @@ class TestScore:
         adapter = ("--tap", "1", "--head", "4")
         assert run(*FIT, "--data", "data", "--out", "own", "--tpr", 0.9, *adapter).status == 0
         assert run("score", "own", "flat", "--model", MODEL, "--json").status == 0
+
+    @pytest.mark.parametrize(("model", "options"), [("joint", ()), ("vit", ("--tokens", "class"))])
+    def test_kinds_need_not_be_given_again(self, run: Run, model: str, options: tuple[str, ...]) -> None:
+        name, data = f"{MODULE}:{model}", ("--data", "data", "--out", model, "--tpr", 0.9, "--size", 16)
+        assert run("fit", name, "max + dice(p=40) + energy", *data, *options).status == 0
+        before = run("score", model, "flat", "--model", name, "--json").rows
+        assert len(before) == 3
+        assert run("calibrate", model, "--data", "held", "--model", name, "--tpr", 0.9).status == 0
+        after = run("score", model, "flat", "--model", name, "--json").rows
+        assert [row["score"] for row in after] == [row["score"] for row in before]
 
     @pytest.mark.slow
     def test_a_neck_is_found_again(self, run: Run, workplace: Path) -> None:

@@ -235,6 +235,7 @@ def test_constant_features(spec: str, value: float) -> None:
         assert detector(images).score.isfinite().all()
 
 
+@pytest.mark.filterwarnings("ignore:the last map")
 @pytest.mark.parametrize("spec", models.EVERY_SPEC)
 def test_zero_and_negative_rows_and_small_maps(spec: str) -> None:
     detector = davis.Detector(models.map_net(), spec).fit([models.maps(60, 1)])

@@ -140,6 +140,7 @@ def test_directions_of_tiny_and_huge_features(scale: float) -> None:
         torch.testing.assert_close(found, exact, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.filterwarnings("ignore:the last map")
 @pytest.mark.parametrize("noise", [1e-2, 1e-3])
 def test_neighbours_among_near_duplicates(noise: float) -> None:
     random = torch.Generator().manual_seed(0)

@@ -11,6 +11,7 @@ import numpy
 import pytest
 import safetensors.torch
 import torch
+from models import settled
 from PIL import Image
 from torch import nn
 
@@ -311,7 +312,7 @@ class TestHuggingFace:
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.example)
 def test_every_listed_family_is_found(family: Family) -> None:
-    backbone = Backbone(load_model(family.example, weights="none"))
+    backbone = Backbone(settled(load_model(family.example, weights="none"), 3, family.size, family.size))
     backbone.probe((3, family.size, family.size))
     found = backbone.describe()
     assert found["classes"] == 1000

@@ -26,7 +26,10 @@ def sweep() -> ModuleType:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    ["resnet10t", "convnext_atto", "mobilenetv3_small_050", "edgenext_xx_small", "regnetx_002", "repghostnet_050"],
+    [
+        *("resnet10t", "convnext_atto", "mobilenetv3_small_050", "edgenext_xx_small", "regnetx_002", "repghostnet_050"),
+        *("levit_128s", "swiftformer_xs", "nf_regnet_b0"),
+    ],
 )
 def test_pooled_maps_pass(sweep: ModuleType, name: str) -> None:
     found = sweep.attempt(name)

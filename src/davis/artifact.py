@@ -244,6 +244,8 @@ def _try(detector: Detector, path: Path) -> None:
 
 
 def _backbone(model: nn.Module | Backbone, described: dict[str, Any], path: Path) -> Backbone:
+    if isinstance(model, nn.Module) and described.get("kind") == "class token":  # whoever fitted it asked for it
+        model = Backbone(model, tokens="class")
     backbone = Backbone.wrap(model)
     shape: Any = described.get("image_shape")
     sound = isinstance(shape, list) and 0 < len(shape) < 6 and all(type(side) is int and side > 0 for side in shape)

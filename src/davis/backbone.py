@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import difflib
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from davis.batches import check_kind, check_values, placement, split_batch
+from davis.class_token import discover_class_token
 from davis.discovery import Adapter, discover, logits_of
 from davis.pooling import summarise
+from davis.self_check import check_logits, check_varies
 from davis.tracing import Replay, TracingError
-from davis.types import Activations, Classifier, Features, Images, Labels, Logits, Map, evaluating
+from davis.types import Activations, Classifier, Features, Images, Labels, Logits, Map, at_least_float32, evaluating
 
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}  # of the largest logit; half precision: 5e-2
 MODEL_ERRORS = (RuntimeError, ValueError, TypeError, IndexError, AssertionError)  # what a wrong shape raises
 Key = tuple[torch.Size, torch.dtype, torch.device]
 
@@ -34,7 +38,9 @@ class Backbone:
     ``tap`` names the module whose output is the last map, ``head`` the last layer; ``after`` finishes
     the map to (batch, channel, *space), ``neck`` is what the model does between pooling and the
     last layer. Without any of them they are found by watching the model run, once per image shape.
-    On the first images of each shape ``head(neck(mean))`` must give the model's own logits.
+    On every batch ``head(neck(mean))`` must give the model's own logits. ``tokens="class"`` reads a
+    transformer that has no such mean: the map is the patch tokens that enter its last block, and
+    ``head(neck(class token))`` must give the logits.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4))
     >>> backbone = Backbone(model)
@@ -52,6 +58,7 @@ class Backbone:
         head: str | None = None,
         after: Callable[[Tensor], Tensor] | None = None,
         neck: Callable[[Tensor], Tensor] | None = None,
+        tokens: Literal["class"] | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"the model must be a torch.nn.Module; a {type(model).__name__} was given")
@@ -64,9 +71,11 @@ class Backbone:
         self.image_shape: tuple[int, ...] | None = None
         self.map_shape: tuple[int, ...] | None = None
         self._given = _given_adapter(model, tap, head, after, neck)
+        self._class_token = _asks_for_class_token(tokens, given=self._given is not None)
         self._adapter = self._given  # of the last images seen
         self._adapters: dict[Key, Adapter] = {}  # that passed the self-check
         self._widths: tuple[int | None, int | None] = (None, None)  # channels that reach the head, classes
+        self._said_one = False
         self._lock = _lock_of(model)
 
     @classmethod
@@ -94,7 +103,8 @@ class Backbone:
         images = self.prepare(images)
         with self._lock, evaluating(self.model), torch.no_grad():
             self._read(images, ())  # found and checked
-            return self._forward(images, self._found(), seen=True)
+            activation_map, logits, _ = self._forward(images, self._found(), seen=True)
+            return activation_map, logits
 
     def stream(
         self, batches: Iterable[object], *, statistics: Collection[str] = ("std", "max")
@@ -108,9 +118,9 @@ class Backbone:
 
     def prepare(self, images: Images) -> Images:
         """The images, checked, where the model is and in its precision."""
-        _check_kind(images)
-        images = images.to(*_placement(self.model, images))
-        _check_values(images)  # after the cast, which may have made infinities
+        check_kind(images)
+        images = images.to(*placement(self.model, images))
+        check_values(images)  # after the cast, which may have made infinities
         return images
 
     def probe(self, image_shape: tuple[int, ...]) -> None:
@@ -126,13 +136,28 @@ class Backbone:
     @property
     def classifier(self) -> Classifier:
         """The model's last layer."""
-        return Classifier(self.model.get_submodule(self._found().head))
+        return Classifier(self._found().layer(self.model))
+
+    @property
+    def kind(self) -> str | None:
+        """What the map is: ``map``, ``tokens`` (a list of positions), or ``class token``; None before any image.
+
+        >>> model = nn.Sequential(nn.Conv1d(3, 8, 3), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(8, 4))
+        >>> Backbone.wrap(model, torch.zeros(2, 3, 6)).kind
+        'map'
+        """
+        if self._class_token:
+            return "class token"
+        if self.map_shape is None or self.image_shape is None:
+            return None
+        return "tokens" if len(self.map_shape) == 2 and len(self.image_shape) > 2 else "map"
 
     def describe(self) -> dict[str, object]:
         """What was found, as plain values for a report or an artifact; None where not known yet."""
         adapter, (channels, classes) = self._adapter, self._widths
         return {
             "model": type(self.model).__name__,
+            "kind": self.kind,
             "tap": None if adapter is None else adapter.tap,
             "head": None if adapter is None else adapter.head,
             "after": None if adapter is None else _text(adapter.after),
@@ -159,20 +184,33 @@ class Backbone:
         key = (images.shape[1:], images.dtype, images.device)
         known = self._adapters.get(key)
         adapter = known or self._given or self._discover(images)
-        activation_map, logits = self._forward(images, adapter, seen=known is not None)
+        activation_map, logits, token = self._forward(images, adapter, seen=known is not None)
         activations = summarise(activation_map, logits, statistics)
-        features = self._check(adapter, activation_map, activations.mean.detach(), logits.detach())
+        read = activations.mean.detach() if token is None else at_least_float32(token.detach())
+        features = check_logits(self.model, adapter, activation_map, read, logits.detach())
         if known is None:
+            check_varies(self.model, adapter, images, logits.detach())
             self._check_neck(adapter, activations.mean.detach())
             self._widths = (features.shape[1], logits.shape[1])
             self._adapters[key] = adapter
         self._adapter = adapter
         self.image_shape, self.map_shape = tuple(images.shape[1:]), tuple(activation_map.shape[1:])
+        if activation_map[0, 0].numel() == 1:
+            self._say_one()
         return activations
+
+    def _say_one(self) -> None:
+        if not self._said_one:
+            self._said_one = True
+            warnings.warn(
+                f"the last map of {type(self.model).__name__} has one position for images of shape "
+                f"{self.image_shape}: its mean, its maximum and DAVIS pooling are the same there; use larger images",
+                stacklevel=4,
+            )
 
     def _discover(self, images: Images) -> Adapter:
         try:
-            return discover(self.model, images)
+            return discover_class_token(self.model, images) if self._class_token else discover(self.model, images)
         except TracingError as error:
             raise ValueError(f"cannot find the last map of {type(self.model).__name__}: {error}") from error
         except MODEL_ERRORS as error:
@@ -197,27 +235,26 @@ class Backbone:
             ) from error
         return logits_of(output)
 
-    def _forward(self, images: Images, adapter: Adapter, *, seen: bool) -> tuple[Map, Logits]:
-        captured: list[object] = [images] if adapter.tap == "" else []
+    def _forward(self, images: Images, adapter: Adapter, *, seen: bool) -> tuple[Map, Logits, Features | None]:
+        """The map, the logits, and the class token where it is what the head reads."""
+        taps = {adapter.tap} if adapter.token is None else {adapter.tap, adapter.token.tap}
+        captured: dict[str, object] = {"": images}
         thread = threading.get_ident()
 
-        def capture(module: nn.Module, inputs: object, output: object) -> None:
-            if threading.get_ident() == thread:  # somebody else may be calling the model too
-                captured[:] = [output]  # the last call counts, as in discovery
+        def capture(name: str) -> Callable[[nn.Module, object, object], None]:
+            def hook(module: nn.Module, inputs: object, output: object) -> None:
+                if threading.get_ident() == thread:  # somebody else may be calling the model too
+                    captured[name] = output  # the last call counts, as in discovery
 
-        hooks = [] if adapter.tap == "" else [self.model.get_submodule(adapter.tap).register_forward_hook(capture)]
+            return hook
+
+        hooks = [self.model.get_submodule(name).register_forward_hook(capture(name)) for name in taps if name]
         try:
             logits = self._run(images, seen=seen)
         finally:
             for hook in hooks:
                 hook.remove()
-        if not captured:
-            raise ValueError(f"tap {adapter.tap!r} did not run during the model's forward; choose a module that does")
-        output = captured[0]
-        if not isinstance(output, Tensor):
-            raise TypeError(
-                f"tap {adapter.tap!r} returns a {type(output).__name__}; choose a module in it that returns a tensor"
-            )
+        output = _tensor(captured, adapter.tap)
         activation_map = output if adapter.after is None else adapter.after(output)
         if activation_map.ndim < 3 or len(activation_map) != len(images):
             raise ValueError(
@@ -229,48 +266,8 @@ class Backbone:
                 f"the model returned logits of shape {tuple(logits.shape)} for {len(images)} images; "
                 "they must be (batch, class)"
             )
-        return activation_map, logits
-
-    def _check(self, adapter: Adapter, activation_map: Map, mean: Features, logits: Logits) -> Features:
-        """The features that the head reads; an adapter that does not lead to the model's own logits is refused.
-
-        On every batch: it costs one small product, and a model may change, or branch on what it sees.
-        """
-        bad = ~(logits.isfinite().flatten(1).all(1) & mean.isfinite().all(1))
-        if bad.any():
-            rows = bad.nonzero().flatten().tolist()
-            raise ValueError(
-                f"{type(self.model).__name__} gave NaN or infinity for {len(rows)} of {len(bad)} images "
-                f"(first: row {rows[0]}); their values are too large for it, or its weights are broken"
-            )
-        where = f"tap {adapter.tap!r} and head {adapter.head!r} of {type(self.model).__name__}"
-        layer = Classifier(self.model.get_submodule(adapter.head))
-        with torch.no_grad():
-            features = mean if adapter.neck is None else adapter.neck(mean).to(mean.dtype)
-            wanted = layer.weight.shape[1] if layer.is_linear else None
-            if wanted is not None and (features.ndim != 2 or features.shape[1] != wanted):
-                raise ValueError(
-                    f"{where} do not meet: the map {tuple(activation_map.shape)} gives features of shape "
-                    f"{tuple(features.shape)} and the head takes {wanted} channels; pass neck=, what the model does "
-                    "between pooling and the head, or after= if the channels are not on axis 1"
-                )
-            computed = layer(features)
-        if computed.shape != logits.shape:
-            raise ValueError(f"{where} give logits {tuple(computed.shape)}; the model gives {tuple(logits.shape)}")
-        difference = (computed - logits).abs().nan_to_num(torch.inf)
-        # Against what the features add: a large bias must not hide a wrong map.
-        added = logits - layer.bias.detach().to(logits.dtype) if layer.is_linear else logits
-        scale = float(added.abs().max()) + 1e-2 * float(logits.abs().max())
-        allowed = _tolerance(activation_map.dtype, logits.dtype) * scale
-        if float(difference.max()) > allowed:
-            row, column = divmod(int(difference.argmax()), logits.shape[1])
-            raise ValueError(
-                f"{where} do not give the model's logits: row {row}, class {column} is {computed[row, column]:.6g} "
-                f"and the model says {logits[row, column]:.6g} (largest difference {difference.max():.3g}, allowed "
-                f"{allowed:.3g}; map {tuple(activation_map.shape)}, features {tuple(features.shape)}); "
-                "check tap=, after= and neck=, or leave all of them out"
-            )
-        return features
+        token = None if adapter.token is None else adapter.token.after(_tensor(captured, adapter.token.tap))
+        return activation_map, logits, token
 
     def _check_neck(self, adapter: Adapter, mean: Features) -> None:
         """Activations do not say what size their images had, so the neck must not depend on it."""
@@ -318,60 +315,21 @@ def _given_adapter(
     return Adapter(tap, head, after, neck)
 
 
-def _check_kind(images: object) -> None:
-    if not isinstance(images, Tensor):
-        raise TypeError(f"images must be a tensor (batch, ...); a {type(images).__name__} was given")
-    if images.ndim < 2 or images.numel() == 0:
-        raise ValueError(f"images must be a batch (batch, ...) with at least one image; given {tuple(images.shape)}")
-    if not images.is_floating_point():
-        raise ValueError(f"images are {images.dtype}; convert to float and normalise as the model expects")
+def _asks_for_class_token(tokens: str | None, *, given: bool) -> bool:
+    if tokens not in (None, "class"):
+        raise ValueError(f"tokens={tokens!r} is not known; 'class' reads a class-token transformer, else leave it out")
+    if tokens is not None and given:
+        raise ValueError("tokens='class' finds its own tap and head; give it alone, or tap= and head= without it")
+    return tokens is not None
 
 
-def _check_values(images: Images) -> None:
-    if not torch.isfinite(images.detach()).all():
-        rows = (~torch.isfinite(images.detach()).flatten(1).all(1)).nonzero().flatten().tolist()
-        more = ", ..." if len(rows) > 5 else ""
-        raise ValueError(
-            f"images hold NaN or inf in {len(rows)} of {len(images)} rows ({', '.join(map(str, rows[:5]))}{more}); "
-            "repair or drop them"
-        )
-
-
-def split_batch(batch: object) -> tuple[Images, Labels | None]:
-    """Images and labels of a batch: images, [images], or (images, labels) where labels may be None."""
-    if isinstance(batch, Tensor):
-        return batch, None
-    if isinstance(batch, tuple | list) and len(batch) in (1, 2) and isinstance(batch[0], Tensor):
-        images, given = batch[0], batch[1] if len(batch) == 2 else None
-        return images, None if given is None else _labels(given, images)
-    size = f" of {len(batch)}" if isinstance(batch, tuple | list) else ""
-    raise TypeError(f"a batch must be images or (images, labels); a {type(batch).__name__}{size} was given")
-
-
-def _labels(given: object, images: Images) -> Labels:
-    try:
-        labels = torch.as_tensor(given)
-    except (TypeError, ValueError, RuntimeError):
-        raise TypeError(f"labels must be integers, one per image; a {type(given).__name__} was given") from None
-    if labels.shape != images.shape[:1]:
-        raise ValueError(
-            f"a batch of {len(images)} images came with labels of shape {tuple(labels.shape)}; give one per image "
-            "(a dataset that is not batched goes into a DataLoader first)"
-        )
-    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise ValueError(f"labels must be integers, one per image; they are {labels.dtype}")
-    return labels.to(torch.int64)
-
-
-def _placement(model: nn.Module, images: Images) -> tuple[torch.device, torch.dtype]:
-    for tensor in (*model.parameters(), *model.buffers()):
-        if tensor.is_floating_point():
-            return tensor.device, tensor.dtype
-    return images.device, images.dtype
-
-
-def _tolerance(*dtypes: torch.dtype) -> float:
-    return max(TOLERANCE.get(dtype, 5e-2) for dtype in dtypes)
+def _tensor(captured: dict[str, object], tap: str) -> Tensor:
+    if tap not in captured:
+        raise ValueError(f"tap {tap!r} did not run during the model's forward; choose a module that does")
+    output = captured[tap]
+    if not isinstance(output, Tensor):
+        raise TypeError(f"tap {tap!r} returns a {type(output).__name__}; choose a module in it that returns a tensor")
+    return output
 
 
 def _text(function: Callable[[Tensor], Tensor] | None) -> str | None:

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from davis import calibrate as calibration
 from davis import fitting
 from davis import spec as language
-from davis.backbone import Backbone, split_batch
+from davis.backbone import Backbone
+from davis.batches import split_batch
 from davis.branch import Branch
 from davis.sketch import Sketch
 from davis.stages import NotFittedError, PixelScore, Pool, Stage

@@ -13,16 +13,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from davis.last_layer import RESHAPING, find_last_layer
 from davis.tracing import ADVICE, BATCHES, ENTRY, Call, Node, PerImage, Ref, Replay, Trace, TracingError
-from davis.types import Classifier, Images, Logits
+from davis.types import Images, JointHead, Logits
 
-LINEAR_CALLS = {"linear", "conv1d", "conv2d", "conv3d", "matmul", "__matmul__", "mm", "addmm"}
-VIEWING = {"view", "view_as", "reshape", "reshape_as", "flatten", "unflatten", "squeeze", "unsqueeze"}
-ORDERING = {"permute", "transpose", "movedim", "moveaxis", "swapaxes", "swapdims", "t", "T", "mT"}
-COPYING = {"contiguous", "clone", "detach", "to", "type", "type_as", "float", "double", "half", "bfloat16"}
-RESHAPING = VIEWING | ORDERING | COPYING  # they keep every value and at most move it
 PICKING = {"__getitem__", "select", "index_select", "narrow", "unbind", "split", "chunk", "take_along_dim", "gather"}
 CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4}  # of the largest value; half precision: 3e-2
+
+
+@dataclass(frozen=True)
+class Token:
+    """Where the class token of the last block is had: ``after(output of tap)``."""
+
+    tap: str
+    after: Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -30,9 +34,15 @@ class Adapter:
     """How a model is read: ``head(neck(mean of after(output of tap)))`` are its logits."""
 
     tap: str  # "" is the images themselves
-    head: str
+    head: str  # of a joint head: its layers' names
     after: Callable[[Tensor], Tensor] | None = None
     neck: Callable[[Tensor], Tensor] | None = None
+    joint: JointHead | None = None  # the head, where it is more than one module
+    token: Token | None = None  # then it is head(neck(token)) that are the logits, and the map stands beside
+
+    def layer(self, model: nn.Module) -> nn.Module:
+        """The model's last layer."""
+        return model.get_submodule(self.head) if self.joint is None else self.joint
 
 
 def logits_of(output: object) -> Logits:
@@ -46,68 +56,31 @@ def logits_of(output: object) -> Logits:
 
 def discover(model: nn.Module, images: Images) -> Adapter:
     """Find how a model in eval mode is read, for images of this shape, precision and device."""
-    (trace, logits), (twin, _) = (_trace(model, images, batch) for batch in BATCHES)
-    if len(trace.nodes) != len(twin.nodes):  # some models compute a table on their first run and keep it
-        trace, logits = _trace(model, images, BATCHES[0])
-    traces = (trace, twin)
-    head, last = _last_layer(model, trace, logits)
+    traces, logits = trace_twice(model, images)
+    trace = traces[0]
+    head, last, joint = find_last_layer(model, traces, logits)
     pooling = _find_pooling(traces, last)
-    tap, source = _find_tap(trace, pooling.map)
+    tap, source = find_tap(trace, pooling.map)
     after = _after(model, traces, source, pooling)
-    return Adapter(tap, head, after, _neck(model, traces, pooling.pooled, last))
+    return Adapter(tap, head, after, _neck(model, traces, pooling.pooled, last), joint)
 
 
-def _trace(model: nn.Module, images: Images, batch: int) -> tuple[Trace, Logits]:
+def trace_twice(model: nn.Module, images: Images, *, gradients: bool = False) -> tuple[tuple[Trace, Trace], Logits]:
+    """The calls of a model on noise in two batch sizes, and the logits of the first; with gradients, in a graph."""
+    (trace, logits), (twin, _) = (_trace(model, images, batch, gradients) for batch in BATCHES)
+    if len(trace.nodes) != len(twin.nodes):  # some models compute a table on their first run and keep it
+        trace, logits = _trace(model, images, BATCHES[0], gradients)
+    return (trace, twin), logits
+
+
+def _trace(model: nn.Module, images: Images, batch: int, gradients: bool) -> tuple[Trace, Logits]:
     # Normal tensors even inside inference_mode: only they count the writes to them.
-    with torch.inference_mode(False), torch.no_grad():
+    with torch.inference_mode(False), torch.set_grad_enabled(gradients):
         generator = torch.Generator("cpu").manual_seed(batch)
         noise = torch.randn((batch, *images.shape[1:]), generator=generator, device="cpu", dtype=torch.float32)
         noise = noise.to(images.device, images.dtype)
-        trace, output = Trace.record(model, noise)
+        trace, output = Trace.record(model, noise.requires_grad_().clone() if gradients else noise)
         return trace, logits_of(output)
-
-
-def _last_layer(model: nn.Module, trace: Trace, logits: Logits) -> tuple[str, int]:
-    """The name of the layer that gave the logits, and the node that it read."""
-    linear = [node for node in reversed(trace.nodes) if node.name in LINEAR_CALLS]
-    for node in linear:
-        value = node.value
-        if value is None or value.numel() != logits.numel():
-            continue
-        if torch.equal(value.reshape(logits.shape).to(logits.dtype), logits):
-            read = [parent for parent in node.parents if trace.nodes[parent].live]
-            owner = _owner(model, trace, node)
-            if len(read) != 1:
-                raise TracingError(f"code that torch's calls do not show leads to its last layer{ADVICE}")
-            if owner is None:
-                raise TracingError(f"no nn.Linear or 1x1 convolution owns the weights of its last layer{ADVICE}")
-            return owner, read[0]
-    owner = _owner(model, trace, linear[0]) if linear else None
-    raise TracingError(
-        "its output is not what a last linear layer returned"
-        + (f" (something follows {owner!r}: softmax, scaling, pooling)" if owner else "")
-        + "; let it return the logits of its last nn.Linear or 1x1 convolution"
-    )
-
-
-def _owner(model: nn.Module, trace: Trace, node: Node) -> str | None:
-    """The name of the linear module that made a node."""
-    linear: list[tuple[str, nn.Module]] = [
-        (name, module) for name, module in model.named_modules() if Classifier(module).is_linear
-    ]
-    for name, _ in linear:
-        if name in trace.returned and trace.nodes[trace.returned[name]].identity == node.identity:
-            return name
-    constants, waiting = set[int](), list(node.parents)
-    while waiting:  # the weight itself, or what it was before a transpose
-        parent = trace.nodes[waiting.pop()]
-        if not parent.live:
-            constants.add(id(parent.reference()))
-            waiting += parent.parents
-    for name, module in linear:
-        if id(module.weight) in constants:
-            return name
-    return None
 
 
 @dataclass(frozen=True)
@@ -198,13 +171,14 @@ def _why_not(trace: Trace, path: list[int]) -> str:
     if any(name in PICKING for name in calls):
         return (
             f"its logits come from one class token ({names}): there is no map that is averaged, so there is "
-            "nothing to pool; use a model with global average pooling"
+            "nothing to pool; use a model with global average pooling, or ask for the patch tokens that enter its last "
+            "block with tokens='class' (--tokens class)"
         )
     read = f", which reads the last map through {names}" if names else ""
     return f"no average of a map leads to its last layer{read}{ADVICE}"
 
 
-def _find_tap(trace: Trace, index: int) -> tuple[str, int]:
+def find_tap(trace: Trace, index: int) -> tuple[str, int]:
     """The module from whose output a map can be had, and the node of that output."""
     for source in reversed(trace.narrows(index)):
         names = [name for name in trace.modules_returning(source) if name]

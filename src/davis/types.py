@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, TypeAlias
 
@@ -50,6 +50,47 @@ class Output(NamedTuple):
     is_ood: Tensor | None  # (batch,) bool; None until the detector is calibrated
 
 
+class JointHead(nn.Module):
+    """Several linear layers that read the same features and are averaged, as one linear layer.
+
+    ``function`` is what the model itself computes from the features to the logits, with its parameters live. It is
+    affine, so its value at zero is the bias and its values at the unit vectors are the weights: both are taken anew
+    each time they are asked for. ``parts`` own its parameters; ``constants`` are its other numbers.
+    """
+
+    constants: Tensor
+
+    def __init__(
+        self,
+        function: Callable[[Features], Logits],
+        channels: int,
+        parts: Sequence[nn.Module],
+        constants: Sequence[float],
+    ) -> None:
+        super().__init__()
+        self.function, self.channels = function, channels
+        self.parts = nn.ModuleList(parts)
+        self.register_buffer("constants", torch.tensor(constants, dtype=torch.float64))
+
+    @property
+    def weight(self) -> Tensor:
+        """(class, channel), computed in float64: a large bias must not eat the digits of a small weight."""
+        parameter = next(self.parts.parameters())
+        units = double(torch.eye(self.channels, dtype=parameter.dtype, device=parameter.device))
+        return (self.function(units) - self.function(torch.zeros_like(units[:1]))).T.to(
+            at_least_float32(parameter).dtype
+        )
+
+    @property
+    def bias(self) -> Tensor:
+        parameter = next(self.parts.parameters())
+        zero = double(torch.zeros(1, self.channels, dtype=parameter.dtype, device=parameter.device))
+        return self.function(zero)[0].to(at_least_float32(parameter).dtype)
+
+    def forward(self, features: Features) -> Logits:
+        return self.function(features)
+
+
 class Classifier:
     """The model's last layer as ``features -> logits``: live, never copied, in the features' precision.
 
@@ -62,6 +103,8 @@ class Classifier:
 
     @property
     def is_linear(self) -> bool:
+        if isinstance(self.module, JointHead):
+            return True
         weight = getattr(self.module, "weight", None)
         linear = isinstance(self.module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d)
         return linear and isinstance(weight, Tensor) and weight[0, 0].numel() == 1
@@ -77,6 +120,13 @@ class Classifier:
         return at_least_float32(self._tensor("weight").flatten(1))
 
     @property
+    def channels(self) -> int | None:
+        """How many features it reads; None where it has no weight matrix to say so."""
+        if isinstance(self.module, JointHead):
+            return self.module.channels
+        return self.weight.shape[1] if self.is_linear else None
+
+    @property
     def bias(self) -> Tensor:
         """(class,), zeros where the layer has none."""
         if self.module.bias is None:
@@ -84,6 +134,9 @@ class Classifier:
         return at_least_float32(self._tensor("bias"))
 
     def __call__(self, features: Features) -> Logits:
+        if isinstance(self.module, JointHead):
+            joined: Logits = self.module(features)
+            return joined
         if self.is_linear:
             return F.linear(features, self.weight.to(features.dtype), self.bias.to(features.dtype))
         parameter = next(self.module.parameters())

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from models import settled
 from torch import Tensor, nn
 
 from davis.backbone import Backbone
@@ -62,7 +63,7 @@ def test_preprocessing() -> None:
 
 
 def test_its_map_is_found() -> None:
-    backbone = Backbone(load_model("efficientnet_lite0", weights="none", classes=5))
+    backbone = Backbone(settled(load_model("efficientnet_lite0", weights="none", classes=5), 3, 64, 64))
     backbone.probe((3, 64, 64))
     assert (backbone.describe()["tap"], backbone.describe()["head"]) == ("last", "head")
     assert backbone.map_shape == (1280, 2, 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from models import settled
 from torch import nn
 
 import davis
@@ -64,7 +65,7 @@ def test_davis_reads_the_wide_network() -> None:
 
 
 def assert_read(model: nn.Module, name: str) -> None:
-    backbone = davis.Backbone(model.eval())
+    backbone = davis.Backbone(settled(model, *noise().shape[1:]))
     activations = backbone(noise())
     found = backbone.describe()
     assert found["head"] == "head"

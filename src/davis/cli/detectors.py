@@ -36,6 +36,7 @@ from davis.cli.options import (
     Std,
     Strict,
     Tap,
+    Tokens,
     Tpr,
     Weights,
     Workers,
@@ -132,6 +133,7 @@ def inspect(
     num_classes: NumClasses = None,
     tap: Tap = None,
     head: Head = None,
+    tokens: Tokens = None,
     as_json: Json = False,
 ) -> None:
     """Show what is found in a model and check it; or what a saved detector holds."""
@@ -140,7 +142,7 @@ def inspect(
 
         found: dict[str, Any] = read_record(model)
     else:
-        backbone = open_backbone(model, weights, num_classes, "cpu", tap, head)
+        backbone = open_backbone(model, weights, num_classes, "cpu", tap, head, tokens)
         preprocessing = prepare(model, backbone, size=size, mean=numbers_of("mean", mean), std=numbers_of("std", std))
         found = {**backbone.describe(), "preprocessing": preprocessing.to_dict(), "check": "passed"}
     if as_json:
@@ -175,6 +177,7 @@ def fit(
     std: Std = None,
     tap: Tap = None,
     head: Head = None,
+    tokens: Tokens = None,
     batch: Batch = 64,
     device: Device = None,
     workers: Workers = 2,
@@ -211,7 +214,7 @@ def fit(
     if out.is_file():
         raise ValueError(f"{out} is a file; a detector is saved into a folder")
     means, stds = numbers_of("mean", mean), numbers_of("std", std)
-    backbone = open_backbone(model, weights, num_classes, device, tap, head)
+    backbone = open_backbone(model, weights, num_classes, device, tap, head, tokens)
     preprocessing = prepare(model, backbone, size=size, resize=resize, mean=means, std=stds)
     labels = _labels(data, files, backbone)
     skipped = Skipped(strict)

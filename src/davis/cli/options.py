@@ -20,6 +20,12 @@ class Kind(str, Enum):
     conditional = "conditional"
 
 
+class TokenKind(str, Enum):
+    """Transformers that are read only when asked for; see davis.class_token."""
+
+    class_ = "class"
+
+
 if TYPE_CHECKING:
     from davis.backbone import Backbone
     from davis.data import Preprocessing
@@ -32,6 +38,9 @@ Mean: TypeAlias = Annotated[str | None, typer.Option(help="Of the channels: 0.48
 Std: TypeAlias = Annotated[str | None, typer.Option(help="Of the channels, likewise")]
 Tap: TypeAlias = Annotated[str | None, typer.Option(help="Module that returns the last map; default: found")]
 Head: TypeAlias = Annotated[str | None, typer.Option(help="Last linear layer; default: found")]
+Tokens: TypeAlias = Annotated[
+    TokenKind | None, typer.Option(help="class: the patches that enter the last block of a class-token transformer")
+]
 Batch: TypeAlias = Annotated[int, typer.Option(min=1, help="Images at a time")]
 Device: TypeAlias = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps; default: cuda if there, else cpu")]
 Workers: TypeAlias = Annotated[int, typer.Option(min=0, help="Threads that decode images")]
@@ -46,14 +55,20 @@ Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON")]
 
 
 def open_backbone(
-    name: str, weights: str, classes: int | None, device: str | None, tap: str | None = None, head: str | None = None
+    name: str,
+    weights: str,
+    classes: int | None,
+    device: str | None,
+    tap: str | None = None,
+    head: str | None = None,
+    tokens: TokenKind | None = None,
 ) -> Backbone:
     from davis.backbone import Backbone
     from davis.models import load_model, place_on
 
     with contextlib.redirect_stdout(sys.stderr):  # a user's module may print, and stdout is for results
         model = place_on(load_model(name, weights=weights, classes=classes), device)
-    return Backbone(model, tap=tap, head=head)
+    return Backbone(model, tap=tap, head=head, tokens=None if tokens is None else "class")
 
 
 def prepare(name: str, backbone: Backbone, **changes: Any) -> Preprocessing:
@@ -66,8 +81,11 @@ def prepare(name: str, backbone: Backbone, **changes: Any) -> Preprocessing:
 
 
 def recorded_adapter(found: dict[str, Any]) -> dict[str, Any]:
-    """The tap and head of a record where they say it all, so that those given to fit need not be given again."""
-    plain = found.get("after") is None and found.get("neck") is None
+    """What was given to fit and need not be given again: the tap and head where they say it all, or the tokens."""
+    if found.get("kind") == "class token":
+        return {"tokens": TokenKind.class_}
+    head = found.get("head") or ""
+    plain = found.get("after") is None and found.get("neck") is None and " + " not in head  # a joint head is found
     return {"tap": found.get("tap"), "head": found.get("head")} if plain else {}
 
 

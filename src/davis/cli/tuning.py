@@ -24,6 +24,7 @@ from davis.cli.options import (
     Std,
     Strict,
     Tap,
+    Tokens,
     Weights,
     Workers,
     numbers_of,
@@ -64,6 +65,7 @@ def tune(
     std: Std = None,
     tap: Tap = None,
     head: Head = None,
+    tokens: Tokens = None,
     batch: Batch = 64,
     device: Device = None,
     workers: Workers = 2,
@@ -89,7 +91,7 @@ def tune(
     else:
         fitted, held = shuffled(files, seed), shuffled(image_files([_folder(holdout)]), seed)
     means, stds = numbers_of("mean", mean), numbers_of("std", std)
-    backbone = open_backbone(model, weights, num_classes, device, tap, head)
+    backbone = open_backbone(model, weights, num_classes, device, tap, head, tokens)
     preprocessing = prepare(model, backbone, size=size, resize=resize, mean=means, std=stds)
     labels = _labels(data, files, backbone)
     skipped = Skipped(strict)

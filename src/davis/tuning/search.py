@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from davis import metrics
 from davis import spec as language
-from davis.backbone import Backbone, split_batch
+from davis.backbone import Backbone
+from davis.batches import split_batch
 from davis.data import Preprocessing
 from davis.detector import Batches, Detector, fit_from_activations, sketched
 from davis.scoring import Scored, score_all
