@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from davis.stages import Fisher, Fuse, Minimum, Stouffer
-from davis.stages.fusions import Tail, log_p_values, normal_quantiles
+from davis.stages.base import Tail
+from davis.stages.fusions import log_p_values, normal_quantiles
 
 TAILS: list[Tail] = ["exponential", "gaussian", "pareto", "zscore"]
 every_tail = pytest.mark.parametrize("tail", TAILS)

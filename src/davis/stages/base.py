@@ -16,6 +16,7 @@ from davis.types import Activations, Classifier, Features, Images, Logits, Score
 
 Value: TypeAlias = "bool | int | float | str | tuple[float, ...] | None"
 
+Tail: TypeAlias = Literal["exponential", "gaussian", "pareto", "zscore"]
 FeaturesOf: TypeAlias = Callable[[Images], Features]
 LogitsOf: TypeAlias = Callable[[Features], Logits]
 
@@ -213,8 +214,14 @@ class Fuse(Stage):
     """Makes one score of those of several detectors; fitted on their scores of held-out in-distribution images."""
 
     kind = "fuse"
-    weights: tuple[float, ...] | None  # of each detector; equal where none are given
     reference: Tensor  # (detector, image) float64, ascending
+
+    def __init__(self, *, weights: tuple[float, ...] | None = None, tail: Tail = "exponential") -> None:
+        super().__init__()
+        self.weights = weights  # of each detector; equal where none are given
+        self.tail: Tail = tail  # beyond the lowest of the reference
+        if weights is not None and not all(1e-6 <= weight <= 1e6 for weight in weights):
+            raise self.refuse("weights", "greater than 0, from 1e-6 to 1e6, one for each detector")
 
     def rank_against(self, scores: Tensor) -> None:
         """Keep the held-out scores (image, detector) that others are ranked against."""
@@ -225,10 +232,6 @@ class Fuse(Stage):
         given = (1.0,) * scores.shape[1] if self.weights is None else self.weights
         weights = double(torch.tensor(given, device=scores.device))
         return weights / weights.mean()
-
-    def check_weights(self) -> None:
-        if self.weights is not None and not all(1e-6 <= weight <= 1e6 for weight in self.weights):
-            raise self.refuse("weights", "greater than 0, from 1e-6 to 1e6, one for each detector")
 
     def forward(self, scores: Tensor) -> Scores:
         raise NotImplementedError

@@ -9,15 +9,13 @@ promise does not rest on these p-values being exact.
 from __future__ import annotations
 
 import math
-from typing import Literal, TypeAlias, final
+from typing import final
 
 import torch
 from torch import Tensor
 
-from davis.stages.base import Fuse
+from davis.stages.base import Fuse, Tail
 from davis.types import Scores, double
-
-Tail: TypeAlias = Literal["exponential", "gaussian", "pareto", "zscore"]
 
 _LOW = 0.05  # the share of the reference that its lower tail is fitted on
 _FEWEST = 5  # reference scores in that tail
@@ -27,25 +25,13 @@ _FEWEST = 5  # reference scores in that tail
 class Fisher(Fuse, name="fisher"):
     """The sum of the log p-values (Fisher, 1925), weighted where weights are given."""
 
-    def __init__(self, *, weights: tuple[float, ...] | None = None, tail: Tail = "exponential") -> None:
-        super().__init__()
-        self.weights = weights
-        self.tail: Tail = tail
-        self.check_weights()
-
     def forward(self, scores: Tensor) -> Scores:
         return log_p_values(scores, self.reference, self.tail) @ self.shares(scores)
 
 
 @final
 class Minimum(Fuse, name="min"):
-    """The smallest p-value, as its logarithm (Tippett, 1931); weights divide the logarithms."""
-
-    def __init__(self, *, weights: tuple[float, ...] | None = None, tail: Tail = "exponential") -> None:
-        super().__init__()
-        self.weights = weights
-        self.tail: Tail = tail
-        self.check_weights()
+    """The smallest p-value, as its logarithm (Tippett, 1931); weights multiply it."""
 
     def forward(self, scores: Tensor) -> Scores:
         return (log_p_values(scores, self.reference, self.tail) * self.shares(scores)).amin(1)
@@ -54,12 +40,6 @@ class Minimum(Fuse, name="min"):
 @final
 class Stouffer(Fuse, name="stouffer"):
     """The sum of the normal quantiles of the p-values (Stouffer, 1949), weighted where weights are given."""
-
-    def __init__(self, *, weights: tuple[float, ...] | None = None, tail: Tail = "exponential") -> None:
-        super().__init__()
-        self.weights = weights
-        self.tail: Tail = tail
-        self.check_weights()
 
     def forward(self, scores: Tensor) -> Scores:
         shares = self.shares(scores)
