@@ -17,7 +17,7 @@ import torch
 
 from davis import zoo
 from davis.training import Progress, Recipe, train
-from davis.training.files import load_checkpoint, read_log
+from davis.training.files import alone_in, load_checkpoint, read_log
 from davis.training.loop import evaluate
 from davis.training.pictures import Data
 from davis.zoo.weights import sha256_of
@@ -134,12 +134,32 @@ def test_checkpoints_less_often(data: Data, tmp_path: Path) -> None:
 
     with pytest.raises(Cut):
         train(recipe(), tmp_path / "halves", data=data, device="cpu", save_every=2, watch=cut)
-    stored = load_checkpoint(tmp_path / "halves", recipe())
+    stored = load_checkpoint(tmp_path / "halves", recipe(), data=data.train.sha256())
     assert stored is not None
     assert len(stored[1]) == 2
     train(recipe(), tmp_path / "halves", data=data, device="cpu")
     train(recipe(), tmp_path / "whole", data=data, device="cpu")
     assert_same(tmp_path / "whole", tmp_path / "halves")
+
+
+def test_other_pictures_are_not_mixed_in(data: Data, tmp_path: Path) -> None:
+    def cut(progress: Progress) -> None:
+        if progress.epoch == 1:
+            raise Cut
+
+    with pytest.raises(Cut):
+        train(recipe(), tmp_path / "one", data=data, device="cpu", watch=cut)
+    images = data.train.images.clone()
+    images[0, 0, 0, 0] += 1
+    other = data._replace(train=data.train._replace(images=images))
+    with pytest.raises(ValueError, match="holds a training on other pictures"):
+        train(recipe(), tmp_path / "one", data=other, device="cpu")
+
+
+def test_one_training_at_a_time_in_a_folder(data: Data, tmp_path: Path) -> None:
+    with alone_in(tmp_path / "one"), pytest.raises(ValueError, match="another process trains in"):
+        train(recipe(), tmp_path / "one", data=data, device="cpu")
+    train(recipe(), tmp_path / "one", data=data, device="cpu")
 
 
 def test_a_damaged_checkpoint(data: Data, tmp_path: Path) -> None:

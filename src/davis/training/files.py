@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from torch import Tensor, nn
 from davis.training.recipe import Recipe
 from davis.zoo.weights import CARD, WEIGHTS
 
-CHECKPOINT, LOG, FIGURE = "checkpoint.safetensors", "log.jsonl", "curves.svg"
+CHECKPOINT, LOG, FIGURE, LOCK = "checkpoint.safetensors", "log.jsonl", "curves.svg", "lock"
 _FORMAT = "1"
 
 History = list[dict[str, Any]]  # a record for each epoch
@@ -32,9 +34,28 @@ def write_atomically(file: Path, content: bytes) -> None:
     os.replace(unfinished, file)
 
 
-def save_checkpoint(folder: Path, recipe: Recipe, tensors: Mapping[str, Tensor], history: History) -> None:
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """No other process trains in the folder meanwhile; the lock ends with the process, however that ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        fcntl: Any = import_module("fcntl")
+    except ModuleNotFoundError:  # not on Windows
+        yield
+        return
+    with (folder / LOCK).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ValueError(f"another process trains in {folder}; wait for it, or choose another folder") from None
+        yield
+
+
+def save_checkpoint(
+    folder: Path, recipe: Recipe, tensors: Mapping[str, Tensor], history: History, *, data: str
+) -> None:
     """Weights, momenta and the record of each epoch so far; what is random follows from the seed and the epoch."""
-    metadata = {"format": _FORMAT, "recipe": json.dumps(recipe.to_dict()), "history": json.dumps(history)}
+    metadata = {"format": _FORMAT, "recipe": json.dumps(recipe.to_dict()), "history": json.dumps(history), "data": data}
     unfinished = folder / f"{CHECKPOINT}.next"
     safetensors.torch.save_file({name: _plain(tensor) for name, tensor in tensors.items()}, unfinished, metadata)
     with unfinished.open("rb") as stream:
@@ -42,15 +63,19 @@ def save_checkpoint(folder: Path, recipe: Recipe, tensors: Mapping[str, Tensor],
     os.replace(unfinished, folder / CHECKPOINT)
 
 
-def load_checkpoint(folder: Path, recipe: Recipe) -> tuple[dict[str, Tensor], History] | None:
-    """What was saved last, or None; a folder of another training is refused."""
+def load_checkpoint(folder: Path, recipe: Recipe, *, data: str) -> tuple[dict[str, Tensor], History] | None:
+    """What was saved last, or None; a folder of another training, or of other pictures, is refused."""
     file = folder / CHECKPOINT
     if not file.is_file():
         return None
     try:
         with safetensors.safe_open(file, "pt") as stored:
             metadata = stored.metadata() or {}
+            if metadata.get("format") != _FORMAT or "history" not in metadata:
+                raise ValueError(f"{file} is of another format than {_FORMAT}; remove it to begin anew")
             _check_same(folder, recipe, json.loads(metadata.get("recipe", "{}")))
+            if metadata.get("data") != data:
+                raise ValueError(f"{folder} holds a training on other pictures; choose another folder")
             tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 (no mapping)
     except safetensors.SafetensorError as error:
         raise ValueError(f"{file} is damaged ({error}); remove it to begin anew") from error

@@ -17,8 +17,10 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -135,6 +137,8 @@ def run_jobs(
     waiting = [job for job in jobs if load_card(job.folder, job.recipe) is None]
     running: dict[str, tuple[Job, subprocess.Popen[bytes]]] = {}
     failed: dict[str, int] = {}
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # asked to end: the trainings end too
     try:
         while waiting or running:
             while waiting and len(running) < side_by_side:

@@ -54,9 +54,24 @@ def train(
     """
     if (card := files.load_card(folder, recipe)) is not None:
         return card
-    stored = files.load_checkpoint(folder, recipe)
     chosen = _device(device)
+    with files.alone_in(folder):
+        return _train(recipe, folder, data, chosen, graph=graph, save_every=save_every, watch=watch)
+
+
+def _train(
+    recipe: Recipe,
+    folder: Path,
+    data: Path | Data | None,
+    chosen: torch.device,
+    *,
+    graph: bool,
+    save_every: int,
+    watch: Watch | None,
+) -> dict[str, Any]:
     whole = data if isinstance(data, Data) else read(recipe.dataset, data)
+    digest = whole.train.sha256()
+    stored = files.load_checkpoint(folder, recipe, data=digest)
     pictures, test = whole.train.first(recipe.images).to(chosen), whole.test.to(chosen)
     with ALONE, torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
@@ -67,10 +82,9 @@ def train(
     if stored is not None:
         step.restore(stored[0])
         history = stored[1]
-    folder.mkdir(parents=True, exist_ok=True)
     with _fastest_kernels():
         take = capture(step) if graph and chosen.type == "cuda" and len(history) < recipe.epochs else step
-        _epochs(step, take, test, recipe, folder, history, save_every, watch)
+        _epochs(step, take, test, recipe, folder, history, save_every, watch, digest)
     return _finish(step, whole, test, recipe, folder, history)
 
 
@@ -83,6 +97,7 @@ def _epochs(
     history: files.History,
     save_every: int,
     watch: Watch | None,
+    digest: str,
 ) -> None:
     """Train from where the history ends."""
     began, resumed_at = time.perf_counter(), len(history)
@@ -118,7 +133,7 @@ def _epochs(
         }
         history.append(record)
         if (epoch + 1) % save_every == 0 or epoch + 1 == recipe.epochs:
-            files.save_checkpoint(folder, recipe, step.tensors(), history)
+            files.save_checkpoint(folder, recipe, step.tensors(), history, data=digest)
         files.write_log(folder, history)
         tell(0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +30,13 @@ class Pictures(NamedTuple):
 
     def first(self, count: int | None) -> Pictures:
         return Pictures(self.images[:count], self.labels[:count])
+
+    def sha256(self) -> str:
+        """A digest of the pictures and their classes: a training goes on with the same ones only."""
+        digest = hashlib.sha256()
+        for tensor in self:
+            digest.update(tensor.cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()
 
 
 class Data(NamedTuple):

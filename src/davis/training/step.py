@@ -106,6 +106,11 @@ class Step:
         if own.keys() != tensors.keys():
             raise ValueError(f"the checkpoint belongs to another network: {sorted(own.keys() ^ tensors.keys())[0]!r}")
         for name, tensor in own.items():
+            if tensors[name].shape != tensor.shape:
+                raise ValueError(
+                    f"the checkpoint belongs to another network: {name!r} is {tuple(tensors[name].shape)} there and "
+                    f"{tuple(tensor.shape)} here"
+                )
             tensor.copy_(tensors[name])
 
 
