@@ -248,8 +248,8 @@ EfficientNet-Lite0 with public weights.
 """
 
 LEAD = """95% bootstrap intervals over images (200 resamples, the same images for both sides of a difference). Negative
-differences are gains. The fusion was chosen on CIFAR-100 and MobileNet-v2 ([how](fusion_search.md)); CIFAR-10 and
-EfficientNet-Lite0 had no say.
+differences are gains. The fusion was chosen on CIFAR-100 and MobileNet-v2; CIFAR-10 and EfficientNet-Lite0 had no vote,
+but had been looked at before ([how](fusion_search.md)).
 """
 
 TAIL = """
