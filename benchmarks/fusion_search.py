@@ -114,9 +114,9 @@ INTRODUCTION = """# Which fusion?
 
 Written by `python benchmarks/fusion_search.py`: average FPR95 in percent. Of {tried:,} fusions of two to five of twelve
 detectors, {kept} are better than davis + dice + energy on CIFAR-100 (far and near) and on MobileNet-v2, and at most 3
-points above plain energy on CIFAR-100's near sets. The ten with the lowest mean on those. A first choice, on CIFAR-10 and
-MobileNet-v2, lost 6.5 points to plain energy on CIFAR-100's near sets, which is why CIFAR-100 came in: the other two
-networks had no vote, but all four had been looked at.
+points above plain energy on CIFAR-100's near sets. The ten with the lowest mean on those. A first choice, on
+CIFAR-10 and MobileNet-v2, lost 6.5 points to plain energy on CIFAR-100's near sets, which is why CIFAR-100 came in: the
+other two networks had no vote, but all four had been looked at.
 """
 
 if __name__ == "__main__":
