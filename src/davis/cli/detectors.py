@@ -40,6 +40,8 @@ from davis.cli.options import (
     Tpr,
     Weights,
     Workers,
+    folder_of_images,
+    labels_of,
     numbers_of,
     open_backbone,
     prepare,
@@ -49,7 +51,6 @@ from davis.cli.options import (
 from davis.cli.printing import Watched, bar, flat, note, table
 
 if TYPE_CHECKING:
-    from davis.backbone import Backbone
     from davis.calibrate import Calibration
     from davis.types import Output
 
@@ -198,9 +199,9 @@ def fit(
 
     started = time.monotonic()
     text = None if spec == "auto" and preset is None else _spec(spec, preset, id, arch, values)
-    files = image_files([_folder(data)])
+    files = image_files([folder_of_images(data)])
     if holdout is not None:
-        fitted, held = shuffled(files, seed), image_files([_folder(holdout)])
+        fitted, held = shuffled(files, seed), image_files([folder_of_images(holdout)])
     elif text is None or parse(text).learns or by_class:
         fitted, held = split(files, holdout_share, seed)
     else:
@@ -216,7 +217,7 @@ def fit(
     means, stds = numbers_of("mean", mean), numbers_of("std", std)
     backbone = open_backbone(model, weights, num_classes, device, tap, head, tokens)
     preprocessing = prepare(model, backbone, size=size, resize=resize, mean=means, std=stds)
-    labels = _labels(data, files, backbone)
+    labels = labels_of(data, files, backbone)
     skipped = Skipped(strict)
     read = partial(Images, preprocessing=preprocessing, batch=batch, workers=workers, on_error=skipped.add)
     advice = None
@@ -272,25 +273,6 @@ def _spec(spec: str | None, preset: str | None, id: str | None, arch: str | None
     if id is None or arch is None:
         raise ValueError(f"--preset {preset!r} needs --id and --arch; `davis list presets` shows them")
     return canonical(row(preset, id=id, arch=arch, values=values.value).spec)
-
-
-def _folder(path: Path) -> Path:
-    if not path.is_dir():
-        raise FileNotFoundError(f"no such folder of images: {path}")
-    return path
-
-
-def _labels(folder: Path, files: list[Path], backbone: Backbone) -> dict[Path, int]:
-    """The label of each file where there is one folder per class of the model; else nothing."""
-    from davis.data import class_folders
-
-    names = class_folders(folder, files)
-    order = {name: index for index, name in enumerate(sorted(set(names.values())))}
-    classes = backbone.describe()["classes"]
-    if names and len(order) != classes:
-        note(f"{folder} has {len(order)} folders and the model {classes} classes: fitting with predicted classes")
-        return {}
-    return {file: order[name] for file, name in names.items()}
 
 
 # -- score ----------------------------------------------------------------------------------------

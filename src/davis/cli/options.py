@@ -125,3 +125,22 @@ def numbers_of(option: str, text: str | None) -> tuple[float, ...] | None:
         return None if text is None else tuple(float(part) for part in text.split(","))
     except ValueError:
         raise ValueError(f"--{option} {text!r} must be numbers with commas between, such as 0.5,0.5,0.5") from None
+
+
+def folder_of_images(path: Path) -> Path:
+    if not path.is_dir():
+        raise FileNotFoundError(f"no such folder of images: {path}")
+    return path
+
+
+def labels_of(folder: Path, files: list[Path], backbone: Backbone) -> dict[Path, int]:
+    """The label of each file where there is one folder per class of the model; else nothing."""
+    from davis.data import class_folders
+
+    names = class_folders(folder, files)
+    order = {name: index for index, name in enumerate(sorted(set(names.values())))}
+    classes = backbone.describe()["classes"]
+    if names and len(order) != classes:
+        note(f"{folder} has {len(order)} folders and the model {classes} classes: fitting with predicted classes")
+        return {}
+    return {file: order[name] for file, name in names.items()}

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 
 import typer
 
-from davis.cli.detectors import _folder, _labels
 from davis.cli.options import (
     Batch,
     Device,
@@ -27,6 +26,8 @@ from davis.cli.options import (
     Tokens,
     Weights,
     Workers,
+    folder_of_images,
+    labels_of,
     numbers_of,
     open_backbone,
     prepare,
@@ -82,18 +83,18 @@ def tune(
 
     specs = expand(DEFAULT if grid is None else grid)
     proxies = list(parse_proxies(proxy or "noise"))
-    checks = {path.name: image_files([_folder(path)]) for path in check or []}
+    checks = {path.name: image_files([folder_of_images(path)]) for path in check or []}
     if len(checks) < len(check or []):
         raise ValueError("two folders of --check have the same name; rename one of them")
-    files = image_files([_folder(data)])
+    files = image_files([folder_of_images(data)])
     if holdout is None:
         fitted, held = split(files, holdout_share, seed)
     else:
-        fitted, held = shuffled(files, seed), shuffled(image_files([_folder(holdout)]), seed)
+        fitted, held = shuffled(files, seed), shuffled(image_files([folder_of_images(holdout)]), seed)
     means, stds = numbers_of("mean", mean), numbers_of("std", std)
     backbone = open_backbone(model, weights, num_classes, device, tap, head, tokens)
     preprocessing = prepare(model, backbone, size=size, resize=resize, mean=means, std=stds)
-    labels = _labels(data, files, backbone)
+    labels = labels_of(data, files, backbone)
     skipped = Skipped(strict)
     read = partial(Images, preprocessing=preprocessing, batch=batch, workers=workers, on_error=skipped.add)
     found = search(
