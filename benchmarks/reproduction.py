@@ -19,8 +19,8 @@ import torch
 
 from davis import metrics
 from davis.bench.cache import Cached
-from davis.bench.report import accuracies, tabulate
 from davis.bench.results import Results, load
+from davis.bench.tables import accuracies, tabulate
 from davis.presets import presets
 from davis.spec import canonical, parse
 

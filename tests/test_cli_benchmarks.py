@@ -312,7 +312,7 @@ class TestErrors:
             (["nothere"], "no benchmark 'nothere': no such file, and shipped are imagenet-crops-efficientnet_lite0"),
             (
                 ["digits.toml", "--id", "held"],
-                "--id, --fit, --ood, --size, --mean and --std are for runs without a file",
+                "--id, --fit, --calibration, --ood, --size, --mean and --std are for runs without a file",
             ),
             (["--model", RGB, "--id", "held"], "--model needs --id FOLDER and at least one --ood FOLDER"),
             (["--model", RGB, "--ood", "crops"], "--model needs --id FOLDER and at least one --ood FOLDER"),

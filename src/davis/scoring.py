@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +18,8 @@ from davis.types import Activations, Features, Labels, Logits
 
 Scored: TypeAlias = dict[str, NDArray[np.float64]]  # spec -> a score per image
 Tick: TypeAlias = Callable[[int], None]  # images scored since the last call
+_Item = TypeVar("_Item")
+_Found = TypeVar("_Found")
 
 
 def score_all(
@@ -134,6 +136,22 @@ def _searches(branches: Sequence[Branch]) -> list[tuple[NeighbourScore, int]]:
 
 def _share(first: NeighbourScore, second: NeighbourScore) -> bool:
     return first is second or (first.bank.shape == second.bank.shape and torch.equal(first.bank, second.bank))
+
+
+def those_that_work(
+    work: Callable[[list[_Item]], _Found], items: list[_Item], refuse: Callable[[_Item, str], None]
+) -> list[_Found]:
+    """The work done on all items at once; where some of them fail, on halves, until those are found and refused."""
+    if not items:
+        return []
+    try:
+        return [work(items)]
+    except (ValueError, TypeError) as error:
+        if len(items) == 1:
+            refuse(items[0], str(error))
+            return []
+    middle = len(items) // 2
+    return [found for half in (items[:middle], items[middle:]) for found in those_that_work(work, half, refuse)]
 
 
 def accuracies(detectors: Sequence[Detector], stream: Iterable[tuple[Activations, Labels | None]]) -> dict[str, Any]:

@@ -243,6 +243,19 @@ class TestBuild:
         assert found.fit.labels == ([0, 0, 1, 1] if folders else None)
         assert found.fit.fingerprint() != found.test.fingerprint()
 
+    def test_a_third_for_calibration(self, place: Path) -> None:
+        found = built(place, GOOD.replace('fit = "train"\ntest = "val"', 'images = "train"\ncalibration = true'))
+        parts = [found.fit, found.calibration, found.test]
+        assert [part and part.name for part in parts] == ["fit", "calibration", "test"]
+        assert [part and len(part) for part in parts] == [3, 3, 2]
+
+    def test_calibration_images_of_their_own(self, place: Path) -> None:
+        for name in ("held", "other/val"):
+            pictures(place / name, 3)
+            found = built(place, GOOD.replace('test = "val"', f'test = "val"\ncalibration = "{name}"'))
+            assert found.calibration is not None
+            assert found.calibration.name == {"held": "held", "other/val": "val-calibration"}[name]
+
     def test_only_folders_are_split(self, place: Path) -> None:
         numpy.savez(place / "arrays.npz", images=numpy.zeros((6, 8, 8, 3), dtype=numpy.uint8))
         with pytest.raises(ValueError, match=r"'arrays\.npz' is no folder to be split; give \[id\] fit and test"):
@@ -310,7 +323,7 @@ class TestShipped:
     def test_its_sets_and_its_model_are_known(self, name: str) -> None:
         description = describe.read(name)[0]
         sets = [
-            *description["id"].values(),
+            *(source for source in description["id"].values() if source is not True),
             *description.get("far", {}).values(),
             *description.get("near", {}).values(),
         ]
@@ -342,10 +355,17 @@ class TestShipped:
 
         for number in range(5):
             Image.new("RGB", (8, 8)).save(tmp_path / f"{number}.png")
-        fit, test = describe._known({"images": "imagenet_crops"}, images)
-        assert (fit.name, test.name) == ("imagenet_crops_fit", "imagenet_crops_test")
-        assert [file.stem for file in fit.files] == ["0", "2", "4"]
-        assert [file.stem for file in test.files] == ["1", "3"]
+        fit, held, test = describe._known({"images": "imagenet_crops"}, images)
+        assert (fit.name, held, test.name) == ("imagenet_crops_fit", None, "imagenet_crops_test")
+        assert (len(fit), len(test)) == (3, 2)
+        fit, held, test = describe._known({"images": "imagenet_crops", "calibration": True}, images)
+        assert held is not None
+        assert [part.name for part in (fit, held, test)] == [
+            f"imagenet_crops_{part}" for part in ("fit", "calibration", "test")
+        ]
+        files = [set(part.files) for part in (fit, held, test)]
+        assert [len(part) for part in files] == [2, 2, 1]
+        assert len(set.union(*files)) == 5
 
 
 @pytest.mark.parametrize(
@@ -356,6 +376,9 @@ class TestShipped:
         (("[near]", '[near]\ndark = "dark"'), "both near and far"),
         (('name = "', 'paper = ["cifar10"]\nname = "'), "paper is \\[id, arch\\]"),
         (('name = "', 'capacity = 0\nname = "'), "capacity must be at least 1"),
+        (('test = "val"', 'test = "val"\ncalibration = true'), "calibration = true takes a third of images"),
+        (('test = "val"', 'test = "val"\ncalibration = "train"'), "names the same images twice"),
+        (('test = "val"', 'test = "val"\ncalibration = 1'), "1 stands where a text is expected"),
     ],
 )
 def test_descriptions_that_would_be_misread(place: Path, change: tuple[str, str], says: str) -> None:

@@ -10,61 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from runs import GROUPS, SPECS, made
 
 from davis.bench import figures, report
-from davis.bench.results import Group, Results, compare, load, save, save_arrays
+from davis.bench.results import Group, Results, load
 from davis.presets import presets
 from davis.spec import canonical
 
 for needed in ("jinja2", "matplotlib", "sklearn"):
     pytest.importorskip(needed)
 parquet = pytest.importorskip("pyarrow.parquet")
-
-SPECS = [
-    "max + energy",
-    "mean + energy",
-    "davis(gamma=3) + energy",
-    "mean + ash_s(p=77) + energy",
-    "max + dice + energy",
-]
-GROUPS: dict[str, Group] = {"svhn": "far", "cifar100_test": "near", "dtd10": "far", "tiny_imagenet": "near"}
-
-
-def made(
-    folder: Path,
-    specs: list[str],
-    groups: dict[str, Group],
-    *,
-    images: int,
-    channels: int,
-    sampled: int = 40,
-    **changes: Any,
-) -> Results:
-    """A run that never happened: random scores, some detectors better than others."""
-    random = np.random.default_rng(7)
-    skill = random.uniform(0.5, 3, len(specs))
-    rows, id_scores = [], {}
-    for name in ("cifar10_test", *groups):
-        shift = 0.0 if name == "cifar10_test" else 0.8 if groups[name] == "far" else 0.5
-        scores = {spec: random.normal(-shift * each, 1, images) for spec, each in zip(specs, skill, strict=True)}
-        save_arrays(folder / "scores" / f"{name}.npz", scores)
-        sample = {key: random.gamma(2, 1 - shift / 3, (sampled, channels)) for key in ("mean", "std", "max")}
-        arrays = {key: values.mean(axis=0) for key, values in sample.items()}
-        arrays |= {f"sample_{key}": values for key, values in sample.items()}
-        save_arrays(folder / "units" / f"{name}.npz", {key: each.astype(np.float32) for key, each in arrays.items()})
-        if name == "cifar10_test":
-            id_scores = scores
-        else:
-            rows += compare(id_scores, name, groups[name], scores)
-    head = {"weight": random.normal(0.01, 0.1, (10, channels)), "bias": np.zeros(10)}
-    save_arrays(folder / "head.npz", head)
-    fields: dict[str, Any] = {
-        "paper": ("cifar10", "densenet101"),
-        "facts": {"device": "cpu", "images": {"svhn": images}},
-    }
-    fields |= {"accuracy": 0.9361, "gamma": 3.0, "id": "cifar10_test", "model": "DenseNet-101"} | changes
-    save(Results(name="a <b>made up</b> run", groups=groups, specs=specs, rows=rows, **fields), folder)
-    return load(folder)
 
 
 @pytest.fixture(scope="module")
@@ -145,30 +100,6 @@ def test_latex_marks_the_best_bold_and_the_second_underlined(written: dict[str, 
         for cell, value in zip(column, plain, strict=True):
             assert cell.startswith(r"\textbf") == (value == order[0])
             assert cell.startswith(r"\underline") == (value == order[1])
-
-
-def test_agreement_takes_the_settings_that_reproduce_where_there_are_such(tmp_path: Path) -> None:
-    specs = ["mean + knn", "mean + knn(normalize=false, reduction=mean)", "mean + energy"]
-    both = made(tmp_path, specs, {"svhn": "far", "dtd10": "far"}, images=200, channels=4)
-    lines = {line.detector: line for line in report.tabulate(both) if line.dataset == "svhn"}
-    found = {(part.values, part.metric): part for part in report.agreement(list(lines.values()))}
-    for values, chosen in (("reproducing", specs[::2]), ("published", specs[1:])):
-        away = [abs(lines[spec].values["AUROC"] - lines[spec].paper["AUROC"].value) for spec in chosen]
-        part = found[values, "AUROC"]
-        assert (part.cells, part.median) == (2, pytest.approx(np.median(away)))
-        assert part.farthest.detector == chosen[int(np.argmax(away))]
-    alone = list(report.agreement([lines["mean + energy"]]))
-    assert [part.values for part in alone] == ["published", "published"]
-
-
-def test_ties_are_all_best(results: Results) -> None:
-    lines = list(report.tabulate(results))
-    equal = [line for line in lines if line.dataset == "svhn"]
-    for line in equal[:2]:
-        line.values["FPR@95"] = 0.001 * equal.index(line)
-    ranks = [row[1][3].rank for row in report.table(lines, "FPR@95").rows]
-    assert ranks[:2] == ["best", "best"]
-    assert ranks.count("second") == 1
 
 
 def test_markdown_has_the_numbers(written: dict[str, Path]) -> None:

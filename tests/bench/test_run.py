@@ -9,6 +9,8 @@ import random
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ import torch
 
 import davis
 from davis.bench import cache, results
-from davis.bench.run import Benchmark, run
+from davis.bench.run import Benchmark, _some, run
 from davis.data import Preprocessing
 from davis.detector import fit_from_activations
 from davis.scoring import accuracies, score_all
@@ -198,6 +200,68 @@ class TestRun:
         assert again.units("dark")["sample_max"].shape == (60, models.CHANNELS)
         assert again.head()["weight"].shape == (models.CLASSES, models.CHANNELS)
 
+    def test_thresholds_are_set_on_the_calibration_images(self, backbone: davis.Backbone, tmp_path: Path) -> None:
+        specs = ["max + energy", "mean + knn(k=5)", "odin + msp"]
+        held = pictures("held", 90, 8)
+        described = replace(benchmark(backbone, specs), calibration=held)
+        found = run(described, tmp_path / "run", cache=tmp_path / "cache")
+        train = [batch for batch, _, _ in described.fit.batches(0, 32)]
+        for spec in specs[:2]:
+            detector = davis.Detector(backbone, spec).fit(train)
+            detector.calibrate([tensors(held)], tpr=0.95)
+            row = found.row(detector.spec, "dark")
+            for share, images in ((row.id_accepted, described.test), (row.ood_accepted, described.ood["dark"][0])):
+                is_ood = detector(tensors(images)).is_ood  # type: ignore[arg-type]
+                assert is_ood is not None
+                assert share == pytest.approx(1 - is_ood.double().mean().item())
+        assert found.facts["calibration"] == {"set": "held", "images": 90, "tpr": 0.95}
+        few = replace(described, pixel_images=18)
+        moved = run(few, tmp_path / "few", cache=tmp_path / "cache").row("odin + mean + msp", "dark")
+        assert moved.id_accepted is None  # 19 images are needed to promise 95%
+        with pytest.raises(ValueError, match="18 calibration images are too few to accept 95% of ID images; 19 are"):
+            run(replace(described, calibration=pictures("held", 18, 8)), tmp_path / "no", cache=tmp_path / "cache")
+
+    def test_methods_that_cannot_work_are_left_out(self, backbone: davis.Backbone, tmp_path: Path) -> None:
+        specs = ["mean + knn(k=500)", "energy", "max + nnguide(k=400)", "mean + knn(k=5)", "odin + msp"]
+        found = run(benchmark(backbone, specs), tmp_path / "run", cache=tmp_path / "cache")
+        assert found.specs == ["mean + energy", "mean + knn(k=5)", "odin + mean + msp"]
+        assert list(found.facts["left_out"]) == ["mean + knn(k=500)", "max + nnguide(k=400)"]
+        assert "150" in found.facts["left_out"]["mean + knn(k=500)"]  # as many as there are
+        alone = run(benchmark(backbone, specs[1:2] + specs[3:]), tmp_path / "alone", cache=tmp_path / "cache")
+        assert alone.rows == found.rows
+        assert run(benchmark(backbone, specs), tmp_path / "run", cache=tmp_path / "cache").rows == found.rows
+        with pytest.raises(ValueError, match=r"none of the 1 methods works here; the first, 'mean \+ knn\(k=500\)'"):
+            run(benchmark(backbone, specs[:1]), tmp_path / "none", cache=tmp_path / "cache")
+        assert not (tmp_path / "none").exists()
+
+    def test_methods_that_break_while_scoring_are_left_out(
+        self, backbone: davis.Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from davis.stages import MaxLogit
+
+        forward = MaxLogit.forward
+
+        def overflow(self: Any, features: torch.Tensor, *rest: Any) -> torch.Tensor:
+            scores = forward(self, features, *rest)
+            return torch.where(features.mean(1) < features.mean(1).median(), scores / 0, scores)
+
+        monkeypatch.setattr(MaxLogit, "forward", overflow)
+        found = run(benchmark(backbone, ["energy", "maxlogit", "msp"]), tmp_path / "run", cache=tmp_path / "cache")
+        assert found.specs == ["mean + energy", "mean + msp"]
+        assert "NaN or infinity" in found.facts["left_out"]["mean + maxlogit"]
+        assert set(found.facts["accuracy_by_spec"]) == set(found.specs)
+
+    def test_pixels_are_taken_from_all_over_a_set(self) -> None:
+        images = pictures("sorted", 70, 5)
+        chosen = torch.cat(list(_some(images, 20, 32)))
+        everything = tensors(images)
+        places = [int((everything == one).flatten(1).all(1).nonzero()) for one in chosen]
+        assert len(places) == 20
+        assert places == sorted(set(places))
+        assert max(b - a for a, b in pairwise(places)) <= 4
+        assert places[0] == 0
+        assert len(torch.cat(list(_some(images, 500, 32)))) == 70
+
     def test_a_folder_belongs_to_one_benchmark(self, backbone: davis.Backbone, tmp_path: Path) -> None:
         run(benchmark(backbone, ["energy"]), tmp_path / "run", cache=tmp_path / "cache")
         with pytest.raises(ValueError, match="holds another benchmark"):
@@ -216,7 +280,8 @@ class TestRun:
             "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[1]); sys.path.insert(0, sys.argv[2])\n"
             "import torch; torch.set_num_threads(1)\n"
             "import davis, models, test_run as t; from davis.bench import cache; cache._SAVE_EVERY = 0.0\n"
-            "b = t.benchmark(davis.Backbone(models.small_net()), ['energy', 'max + knn(k=5)', 'odin + msp', 'vim'])\n"
+            "specs = ['energy', 'max + knn(k=5)', 'odin + msp', 'vim', 'knn(k=999)']\n"
+            "b = t.benchmark(davis.Backbone(models.small_net()), specs)\n"
             "folder = Path(sys.argv[3]); t.run(b, folder / 'run', cache=folder / 'cache')\n"
         )
         here = Path(__file__).resolve().parent

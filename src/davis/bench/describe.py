@@ -10,8 +10,9 @@
     weights = "weights.safetensors"      # or "default", "none"
 
     [id]
-    fit = "images/train"                 # or images = "folder" alone: every other picture is fitted on
+    fit = "images/train"                 # or images = "folder" alone: half of it is fitted on, half tested
     test = "images/val"
+    calibration = "images/held"          # optional; beside images, true takes a third of them
 
     [far]
     textures = "images/textures"
@@ -121,13 +122,20 @@ def check(description: Mapping[str, Any], place: str) -> dict[str, Any]:
     for key, inner in wanted:
         if not isinstance(description[key].get(inner), str):
             raise ValueError(f"{place}: [{key}] lacks {inner!r}")
-    if {*description["id"]} - {inner for key, inner in wanted if key == "id"}:
-        raise ValueError(f"{place}: [id] takes fit and test, or images alone, which are then split in two")
+    identity = dict(description["id"])
+    calibration = identity.pop("calibration", None)
+    if {*identity} - {inner for key, inner in wanted if key == "id"}:
+        raise ValueError(
+            f"{place}: [id] takes fit and test, or images alone, which are then split; and calibration beside them"
+        )
+    if calibration is True and "images" not in identity:
+        raise ValueError(f"{place}: calibration = true takes a third of images; beside fit and test, give a path")
     if {*description["model"]} - {"name", "weights", "title"}:
         raise ValueError(f"{place}: [model] takes name, weights and title, not {', '.join(description['model'])}")
     near, far = description.get("near", {}), description.get("far", {})
     texts = [*description["methods"], *description.get("without", []), *near.values(), *far.values()]
-    texts += [*description["model"].values(), *description["id"].values()]
+    texts += [*description["model"].values(), *identity.values()]
+    texts += [] if calibration is None or calibration is True else [calibration]
     wrong = [value for value in texts if not isinstance(value, str)]
     if wrong:
         raise ValueError(f"{place}: {wrong[0]!r} stands where a text is expected")
@@ -135,8 +143,12 @@ def check(description: Mapping[str, Any], place: str) -> dict[str, Any]:
         raise ValueError(f"{place}: {', '.join({*near} & {*far})} is both near and far; choose one")
     if len(description.get("paper", ["id", "arch"])) != 2:
         raise ValueError(f'{place}: paper is [id, arch], such as ["cifar10", "densenet101"]')
-    if description["id"].get("fit") is not None and description["id"]["fit"] == description["id"].get("test"):
-        raise ValueError(f"{place}: [id] fit and test are the same; give other images, or images = FOLDER to split it")
+    used = [value for value in (*identity.values(), calibration) if isinstance(value, str)]
+    if len({*used}) < len(used):
+        raise ValueError(
+            f"{place}: [id] names the same images twice; give others, or images = FOLDER (and calibration = true) to "
+            "split one folder"
+        )
     for key in ("capacity", "pixel_images"):
         if description.get(key, 1) < 1:
             raise ValueError(f"{place}: {key} must be at least 1")
@@ -178,13 +190,14 @@ def build(
     for group in groups:
         for key, source in description.get(group, {}).items():
             ood[key] = (images(key, source), group)
-    fit, test = _known(description["id"], images)
+    fit, calibration, test = _known(description["id"], images)
     paper = description.get("paper")
     return Benchmark(
         name=description["name"],
         model=description["model"].get("title", name),
         backbone=Backbone(model),
         fit=fit,
+        calibration=calibration,
         test=test,
         ood=ood,
         specs=methods(description),
@@ -216,19 +229,33 @@ def without_pixels(specs: list[str]) -> list[str]:
     return [spec for spec in specs if not any(branch.needs_pixels for branch in parse(spec))]
 
 
-def _known(identity: Mapping[str, Any], images: Callable[[str, str], ImageSet]) -> tuple[ImageSet, ImageSet]:
-    """The images to fit on and those to test with; never the same ones."""
-    if "images" not in identity:
-        first, second = (Path(identity[key]).name.split(".")[0] or key for key in ("fit", "test"))
-        return images(f"{first}-fit" if first == second else first, identity["fit"]), images(second, identity["test"])
-    halves = [images(half, identity["images"]) for half in ("fit", "test")]
-    for place, half in enumerate(halves):
-        if not isinstance(half, FolderSet):
-            raise ValueError(f"{identity['images']!r} is no folder to be split; give [id] fit and test")
-        half.keep(place, 2)
-        if identity["images"] in DATASETS:  # which gave both halves its own name
-            half.name += ("_fit", "_test")[place]
-    return halves[0], halves[1]
+def _known(
+    identity: Mapping[str, Any], images: Callable[[str, str], ImageSet]
+) -> tuple[ImageSet, ImageSet | None, ImageSet]:
+    """The images to fit on, to set thresholds with, and to test with; never the same ones."""
+    held = identity.get("calibration")
+    if "images" in identity:
+        shares = ("fit", "calibration", "test") if held is True else ("fit", "test")
+        parts = {name: images(name, identity["images"]) for name in shares}
+        for place, (name, part) in enumerate(parts.items()):
+            if not isinstance(part, FolderSet):
+                raise ValueError(f"{identity['images']!r} is no folder to be split; give [id] fit and test")
+            part.keep(place, len(parts))
+            if identity["images"] in DATASETS:  # which gave all parts its own name
+                part.name += f"_{name}"
+    else:
+        parts = {name: images(_stem(identity[name]) or name, identity[name]) for name in ("fit", "test")}
+    if isinstance(held, str):
+        parts["calibration"] = images(_stem(held) or "calibration", held)
+    names = [part.name for part in parts.values()]
+    for name in ("fit", "calibration"):
+        if name in parts and names.count(parts[name].name) > 1:
+            parts[name].name += f"-{name}"
+    return parts["fit"], parts.get("calibration"), parts["test"]
+
+
+def _stem(path: str) -> str:
+    return Path(path).name.split(".")[0]
 
 
 def _locate(path: str, folder: Path, data: Path) -> Path:

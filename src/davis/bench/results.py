@@ -31,6 +31,8 @@ class Row:
     aupr_out: float
     id_images: int
     ood_images: int
+    id_accepted: float | None = None  # at a threshold that was set on a calibration set; None without one
+    ood_accepted: float | None = None
 
 
 @dataclass
@@ -79,15 +81,26 @@ class Results:
 
 
 def compare(
-    id_scores: Mapping[str, NDArray[np.float64]], ood: str, group: Group, ood_scores: Mapping[str, NDArray[np.float64]]
+    id_scores: Mapping[str, NDArray[np.float64]],
+    ood: str,
+    group: Group,
+    ood_scores: Mapping[str, NDArray[np.float64]],
+    *,
+    thresholds: Mapping[str, float | None] | None = None,
 ) -> list[Row]:
-    """Every detector against one OOD set."""
+    """Every detector against one OOD set; with ``thresholds`` also what these accept."""
     rows = []
     for spec, scores in ood_scores.items():
         found = evaluate(id_scores[spec], scores)
         counts = len(id_scores[spec]), len(scores)
-        rows.append(Row(spec, ood, group, found.fpr, found.auroc, found.aupr_in, found.aupr_out, *counts))
+        threshold = None if thresholds is None else thresholds[spec]
+        accepted = () if threshold is None else _accepted(threshold, id_scores[spec], scores)
+        rows.append(Row(spec, ood, group, found.fpr, found.auroc, found.aupr_in, found.aupr_out, *counts, *accepted))
     return rows
+
+
+def _accepted(threshold: float, *sets: NDArray[np.float64]) -> tuple[float, ...]:
+    return tuple(float((scores >= threshold).mean()) for scores in sets)
 
 
 def save(results: Results, folder: Path) -> None:

@@ -1,8 +1,10 @@
-"""Running a benchmark: fill the caches, fit every detector once, score every set, compare."""
+"""Running a benchmark: fill the caches, fit every detector once, score every set, compare.
+
+A detector that cannot be fitted or scored here is left out with the reason, and costs the others nothing.
+"""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,19 +16,25 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from davis import __version__
 from davis.backbone import Backbone
 from davis.bench.cache import STATISTICS, Cached, Dtype, ImageSet, fill
+from davis.bench.folder import LeftOut, check_free, claim, scores_file
 from davis.bench.overhead import overhead
 from davis.bench.results import Group, Results, Row, compare, save, save_arrays, write_atomically
+from davis.calibrate import calibrate, needed
 from davis.detector import Detector, fit_from_activations, fit_together
-from davis.scoring import Scored, accuracies, score_all
+from davis.scoring import Scored, accuracies, score_all, those_that_work
 from davis.statistics import CAPACITY
 from davis.types import Images
 
 Step: TypeAlias = Callable[[int], None]  # call with the number of images done since the last call
 Watch: TypeAlias = Callable[[str, int], AbstractContextManager[Step]]  # title and number of images -> a progress bar
+
+TPR = 0.95
+"""The share of in-distribution images that thresholds set on the calibration images accept."""
 
 _SAMPLE = 500  # images of each set whose channel statistics the figures show
 
@@ -42,6 +50,7 @@ class Benchmark:
     test: ImageSet
     ood: Mapping[str, tuple[ImageSet, Group]]
     specs: Sequence[str]
+    calibration: ImageSet | None = None  # sets thresholds; fitted on by nobody
     paper: tuple[str, str] | None = None  # (id_dataset, model) in the paper's tables
     gamma: float = 1.0
     pixel_images: int = 2000  # of each set, for methods that move images
@@ -72,7 +81,12 @@ def run(benchmark: Benchmark, folder: Path, *, cache: Path, watch: Watch = _sile
     for name in names:
         if not name or Path(name).name != name:
             raise ValueError(f"{name!r} cannot name an image set: its files are named after it")
-    _check_free(folder)
+    if benchmark.calibration is not None and len(benchmark.calibration) < needed(tpr=TPR):
+        raise ValueError(
+            f"{len(benchmark.calibration)} calibration images are too few to accept {100 * TPR:g}% of ID images; "
+            f"{needed(tpr=TPR)} are needed"
+        )
+    check_free(folder)
     seconds: dict[str, float] = {}
     statistics = set(STATISTICS).union(*(detector.reads for detector in detectors))
     caches = {}
@@ -80,33 +94,39 @@ def run(benchmark: Benchmark, folder: Path, *, cache: Path, watch: Watch = _sile
         with watch(f"pass over {name}", len(images)) as step:
             caches[name] = _filled(benchmark, images, statistics, cache, step)
         seconds[f"pass {name}"] = caches[name].seconds
-    _claim(folder, benchmark, caches, write=False)
-    cached = [detector for detector in detectors if not detector.needs_pixels]
-    moving = [detector for detector in detectors if detector.needs_pixels]
+    identity = _identity(benchmark, caches)
+    claim(folder, identity, write=False)
+    left_out = LeftOut(folder)
+    working = left_out.without(detectors)
     began = time.perf_counter()
-    missing = [name for name, _ in _scored_sets(benchmark) if not _file(folder, name).is_file()]
+    missing = [name for name, _ in _scored_sets(benchmark) if not scores_file(folder, name).is_file()]
     if missing:
-        _fit(benchmark, cached, moving, caches, watch)
+        _fit(benchmark, working, caches, watch, left_out)
+        working = left_out.without(detectors)
         seconds["fit"] = time.perf_counter() - began
-    _claim(folder, benchmark, caches, write=True)  # not before the fit: one that fails leaves the folder free
+    claim(folder, identity, write=True)  # not before the fit: one that fails leaves the folder free
     for name, images in _scored_sets(benchmark):
         if name not in missing:
             continue
         began = time.perf_counter()
         with watch(f"score {name}", len(caches[name])) as step:
-            scores = score_all(cached, caches[name].stream(), tick=step)
+            scores = _score_cached(working, caches[name], step, left_out)
         seconds[f"score {name}"] = time.perf_counter() - began
-        scores |= _score_pixels(benchmark, moving, name, images, watch)
+        scores |= _score_pixels(benchmark, working, name, images, watch, left_out)
+        working = left_out.without(detectors)
+        left_out.save()
         if name == benchmark.test.name:
+            cached = [detector for detector in working if not detector.needs_pixels]
             _save_accuracy(folder, cached, caches[name])
             _save_overhead(folder, benchmark, cached)
-        save_arrays(folder / "units" / f"{name}.npz", _units(caches[name]))
-        save_arrays(_file(folder, name), {spec: scores[spec] for spec in (d.spec for d in detectors)})
+        if name != _calibration(benchmark):
+            save_arrays(folder / "units" / f"{name}.npz", _units(caches[name]))
+        save_arrays(scores_file(folder, name), {detector.spec: scores[detector.spec] for detector in working})
     classifier = benchmark.backbone.classifier
     if classifier.is_linear:
         parts = {"weight": classifier.weight, "bias": classifier.bias}
         save_arrays(folder / "head.npz", {name: part.detach().cpu().numpy() for name, part in parts.items()})
-    results = _results(benchmark, folder, [detector.spec for detector in detectors], caches)
+    results = _results(benchmark, folder, [detector.spec for detector in working], caches, left_out.among(detectors))
     save(results, folder)
     known = folder / "timings.json"
     earlier = json.loads(known.read_text(encoding="utf-8")) if known.is_file() else {}
@@ -121,8 +141,14 @@ def _sets(benchmark: Benchmark) -> Iterator[tuple[str, ImageSet]]:
 
 def _scored_sets(benchmark: Benchmark) -> Iterator[tuple[str, ImageSet]]:
     yield benchmark.test.name, benchmark.test
+    if benchmark.calibration is not None:
+        yield benchmark.calibration.name, benchmark.calibration
     for name, (images, _) in benchmark.ood.items():
         yield name, images
+
+
+def _calibration(benchmark: Benchmark) -> str | None:
+    return None if benchmark.calibration is None else benchmark.calibration.name
 
 
 def _filled(benchmark: Benchmark, images: ImageSet, statistics: set[str], cache: Path, step: Step) -> Cached:
@@ -144,48 +170,27 @@ def _filled(benchmark: Benchmark, images: ImageSet, statistics: set[str], cache:
     )
 
 
-def _claim(folder: Path, benchmark: Benchmark, caches: Mapping[str, Cached], *, write: bool) -> None:
-    """Make sure that the folder is this benchmark's own, finished parts of another must not be mixed in; take it."""
-    identity = {
+def _identity(benchmark: Benchmark, caches: Mapping[str, Cached]) -> dict[str, Any]:
+    """All that the scores depend on."""
+    return {
         "version": __version__,
         "specs": list(benchmark.specs),
         "caches": {name: cached.identity for name, cached in caches.items()},
         "groups": {name: group for name, (_, group) in benchmark.ood.items()},
+        "calibration": _calibration(benchmark),
         "pixel_images": benchmark.pixel_images,
         "capacity": benchmark.capacity,
         "seed": benchmark.seed,
     }
-    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-    file = folder / "benchmark.json"
-    _check_free(folder)
-    if file.is_file():
-        if json.loads(file.read_text(encoding="utf-8")).get("sha256") != digest:
-            raise ValueError(
-                f"{folder} holds another benchmark, or this one with other data, methods or options; "
-                "choose another folder"
-            )
-    elif write:
-        write_atomically(file, (json.dumps(identity | {"sha256": digest}, indent=1) + "\n").encode())
-
-
-def _check_free(folder: Path) -> None:
-    taken = folder.is_dir() and not (folder / "benchmark.json").is_file()
-    if taken and any(entry.name != "cache" for entry in folder.iterdir()):
-        raise ValueError(f"{folder} is not empty and holds no benchmark; choose another folder")
-
-
-def _file(folder: Path, name: str) -> Path:
-    return folder / "scores" / f"{name}.npz"
 
 
 def _fit(
-    benchmark: Benchmark,
-    cached: list[Detector],
-    moving: list[Detector],
-    caches: Mapping[str, Cached],
-    watch: Watch,
+    benchmark: Benchmark, detectors: Sequence[Detector], caches: Mapping[str, Cached], watch: Watch, left_out: LeftOut
 ) -> None:
     name = benchmark.fit.name
+    cached = [detector for detector in detectors if not detector.needs_pixels]
+    moving = [detector for detector in detectors if detector.needs_pixels]
+    options: dict[str, Any] = {"capacity": benchmark.capacity, "seed": benchmark.seed}
     with watch("fit", len(caches[name])) as step:
 
         def stream() -> Iterator[Any]:
@@ -193,35 +198,55 @@ def _fit(
                 yield activations, labels
                 step(len(activations.logits))
 
-        fit_from_activations(cached, stream(), capacity=benchmark.capacity, seed=benchmark.seed)
+        those_that_work(lambda part: fit_from_activations(part, stream(), **options), cached, left_out.add)
     if moving:
         with watch("fit the methods that move images", benchmark.pixel_images) as step:
-            batches = list(_first(benchmark.fit, benchmark.pixel_images, benchmark.batch))
-            fit_together(moving, batches, capacity=benchmark.capacity, seed=benchmark.seed)
+            batches = list(_some(benchmark.fit, benchmark.pixel_images, benchmark.batch))
+            those_that_work(lambda part: fit_together(part, batches, **options), moving, left_out.add)
             step(benchmark.pixel_images)
 
 
-def _first(images: ImageSet, count: int, batch: int) -> Iterator[Images]:
+def _some(images: ImageSet, count: int, batch: int) -> Iterator[Images]:
+    """So many of the images, spread evenly: a sorted folder begins with its first classes."""
+    waiting: list[Images] = []
+    position = 0
     for pictures, _, _ in images.batches(0, batch):
-        if len(pictures):
-            yield pictures[:count]
-        count -= len(pictures)
-        if count <= 0:
-            return
+        places = torch.arange(position, position + len(pictures))
+        position += len(pictures)
+        waiting += pictures[places * count % len(images) < count].split(1)
+        while len(waiting) >= batch:
+            yield torch.cat(waiting[:batch])
+            waiting = waiting[batch:]
+    if waiting:
+        yield torch.cat(waiting)
+
+
+def _score_cached(detectors: Sequence[Detector], cached: Cached, step: Step, left_out: LeftOut) -> Scored:
+    chosen = [detector for detector in detectors if not detector.needs_pixels]
+    parts = those_that_work(lambda part: score_all(part, cached.stream(), tick=step), chosen, left_out.add)
+    return {spec: scores for part in parts for spec, scores in part.items()}
 
 
 def _score_pixels(
-    benchmark: Benchmark, moving: Sequence[Detector], name: str, images: ImageSet, watch: Watch
+    benchmark: Benchmark,
+    detectors: Sequence[Detector],
+    name: str,
+    images: ImageSet,
+    watch: Watch,
+    left_out: LeftOut,
 ) -> Scored:
-    scores: Scored = {}
-    for detector in moving:
-        parts = []
-        with watch(f"{detector.spec} on {name}", min(benchmark.pixel_images, len(images))) as step:
-            for pictures in _first(images, benchmark.pixel_images, benchmark.batch):
-                parts.append(detector.score_images(pictures))
+    moving = [detector for detector in detectors if detector.needs_pixels]
+    parts: dict[str, list[Tensor]] = {detector.spec: [] for detector in moving}
+    if moving:
+        with watch(f"methods that move images on {name}", min(benchmark.pixel_images, len(images))) as step:
+            for pictures in _some(images, benchmark.pixel_images, benchmark.batch):
+                for detector in [each for each in moving if each.spec not in left_out.reasons]:
+                    try:
+                        parts[detector.spec].append(detector.score_images(pictures))
+                    except ValueError as error:
+                        left_out.add(detector, str(error))
                 step(len(pictures))
-        scores[detector.spec] = torch.cat(parts).cpu().numpy()
-    return scores
+    return {spec: torch.cat(part).cpu().numpy() for spec, part in parts.items() if spec not in left_out.reasons}
 
 
 def _save_accuracy(folder: Path, detectors: Sequence[Detector], cached: Cached) -> None:
@@ -230,7 +255,7 @@ def _save_accuracy(folder: Path, detectors: Sequence[Detector], cached: Cached) 
 
 
 def _save_overhead(folder: Path, benchmark: Benchmark, detectors: Sequence[Detector]) -> None:
-    first = next(_first(benchmark.test, 1, 1))
+    first = next(_some(benchmark.test, 1, 1))
     found = overhead(benchmark.backbone, detectors, first)
     write_atomically(folder / "overhead.json", (json.dumps(found, indent=1) + "\n").encode())
 
@@ -249,16 +274,21 @@ def _units(cached: Cached) -> dict[str, NDArray[np.float32]]:
     return averages | sample
 
 
-def _results(benchmark: Benchmark, folder: Path, specs: list[str], caches: Mapping[str, Cached]) -> Results:
+def _results(
+    benchmark: Benchmark, folder: Path, specs: list[str], caches: Mapping[str, Cached], left_out: Mapping[str, str]
+) -> Results:
     def scores(name: str) -> Scored:
-        with np.load(_file(folder, name)) as arrays:
+        with np.load(scores_file(folder, name)) as arrays:
             return {spec: arrays[spec] for spec in specs}
 
     id_scores = scores(benchmark.test.name)
+    held = _calibration(benchmark)
+    thresholds = None if held is None else {spec: _threshold(values) for spec, values in scores(held).items()}
     rows: list[Row] = []
     for name, (_, group) in benchmark.ood.items():
-        rows += compare(id_scores, name, group, scores(name))
+        rows += compare(id_scores, name, group, scores(name), thresholds=thresholds)
     accuracy = json.loads((folder / "accuracy.json").read_text(encoding="utf-8"))
+    flops = json.loads((folder / "overhead.json").read_text(encoding="utf-8"))
     facts = benchmark.facts | {
         "davis": __version__,
         "torch": torch.__version__,
@@ -268,8 +298,10 @@ def _results(benchmark: Benchmark, folder: Path, specs: list[str], caches: Mappi
         "pixel_images": benchmark.pixel_images,
         "dtype": benchmark.dtype,
         "skipped": {name: cached.skipped for name, cached in caches.items() if cached.skipped},
-        "accuracy_by_spec": accuracy["by_spec"],
-        "flops": json.loads((folder / "overhead.json").read_text(encoding="utf-8")),
+        "accuracy_by_spec": {spec: share for spec, share in accuracy["by_spec"].items() if spec in specs},
+        "flops": {spec: count for spec, count in flops.items() if spec in ("model", *specs)},
+        "calibration": None if held is None else {"set": held, "images": len(caches[held]), "tpr": TPR},
+        "left_out": dict(left_out),
     }
     return Results(
         name=benchmark.name,
@@ -283,3 +315,10 @@ def _results(benchmark: Benchmark, folder: Path, specs: list[str], caches: Mappi
         gamma=benchmark.gamma,
         facts=facts,
     )
+
+
+def _threshold(scores: NDArray[np.float64]) -> float | None:
+    """What accepts the promised share of new ID images; None where a method saw too few to promise anything."""
+    if len(scores) < needed(tpr=TPR):
+        return None
+    return calibrate(torch.from_numpy(scores), tpr=TPR).threshold

@@ -37,6 +37,9 @@ def bench(
     model: Annotated[str | None, typer.Option(help="Without a file: torchvision or timm name, module:factory")] = None,
     fit: Annotated[Path | None, typer.Option(help="Without a file: ID images to fit on; default: half of --id")] = None,
     id: Annotated[Path | None, typer.Option(help="Without a file: ID images")] = None,
+    calibration: Annotated[
+        Path | None, typer.Option(help="Without a file: other ID images, which set thresholds")
+    ] = None,
     ood: Annotated[list[Path] | None, typer.Option(help="Without a file: OOD images; may be repeated")] = None,
     method: Annotated[
         list[str] | None, typer.Option(help="A spec; may be repeated. Default: the file's, or ten")
@@ -72,13 +75,14 @@ def bench(
     if (benchmark is None) == (model is None):
         raise ValueError("give a benchmark (a TOML file or a shipped name), or --model, --id and --ood: one of the two")
     if benchmark is not None:
-        if id or ood or fit or size or mean or std:
+        if id or ood or fit or calibration or size or mean or std:
             raise ValueError(
-                f"--id, --fit, --ood, --size, --mean and --std are for runs without a file; {benchmark!r} names its own"
+                "--id, --fit, --calibration, --ood, --size, --mean and --std are for runs without a file; "
+                f"{benchmark!r} names its own"
             )
         description, folder = describe.read(benchmark)
     else:
-        description, folder = _from_options(str(model), id, fit, ood or [], size, mean, std), Path.cwd()
+        description, folder = _from_options(str(model), id, fit, calibration, ood or [], size, mean, std), Path.cwd()
     if method:
         description["methods"], description["without"] = method, []
     skipped = Skipped(strict)
@@ -99,7 +103,9 @@ def bench(
     _show(results, files, as_json)
     for name, count in results.facts["skipped"].items():
         note(f"{count} pictures of {name} could not be read and were left out")
-    return 1 if results.facts["skipped"] else 0
+    for spec, reason in results.facts["left_out"].items():
+        note(f"left out {spec!r}: {reason}")
+    return 1 if results.facts["skipped"] or results.facts["left_out"] else 0
 
 
 def report(
@@ -170,6 +176,7 @@ def _from_options(
     model: str,
     id: Path | None,
     fit: Path | None,
+    calibration: Path | None,
     ood: list[Path],
     size: int | None,
     mean: str | None,
@@ -182,10 +189,13 @@ def _from_options(
         raise ValueError("--model needs --id FOLDER and at least one --ood FOLDER")
     if len({path.resolve().name for path in ood}) < len(ood):
         raise ValueError("two --ood folders have the same name; rename one, or write a TOML file that names them")
+    known = {"fit": str(fit.resolve()), "test": str(id.resolve())} if fit else {"images": str(id.resolve())}
+    if calibration is not None:
+        known["calibration"] = str(calibration.resolve())
     description: dict[str, Any] = {
         "name": Path(model.replace(":", "-")).name,
         "model": {"name": model},
-        "id": {"fit": str(fit.resolve()), "test": str(id.resolve())} if fit else {"images": str(id.resolve())},
+        "id": known,
         "far": {path.resolve().name: str(path.resolve()) for path in ood},
         "methods": list(DEFAULT_METHODS),
     }
@@ -247,7 +257,7 @@ def _watch(title: str, total: int) -> Iterator[Callable[[int], None]]:
 
 
 def _show(results: Results, files: list[Path], as_json: bool) -> None:
-    from davis.bench.report import AVERAGES, tabulate
+    from davis.bench.tables import AVERAGES, tabulate
 
     rows: dict[str, dict[str, Any]] = {}
     for line in tabulate(results):

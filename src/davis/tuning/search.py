@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -17,7 +17,7 @@ from davis.backbone import Backbone
 from davis.batches import split_batch
 from davis.data import Preprocessing
 from davis.detector import Batches, Detector, fit_from_activations, sketched
-from davis.scoring import Scored, score_all
+from davis.scoring import Scored, score_all, those_that_work
 from davis.sketch import Sketch
 from davis.statistics import CAPACITY
 from davis.tuning.bootstrap import Bootstrap, Metric, interval
@@ -230,24 +230,10 @@ def measure(
 
     found: Measured = {name: {} for name in sets}
     for group in by_pool.values():
-        for part in _those_that_work(scores, group, refused):
+        for part in those_that_work(scores, group, refused.__setitem__):
             for name, scored in part.items():
                 found[name] |= scored
     return {name: {spec: scored[spec] for spec in specs if spec in scored} for name, scored in found.items()}, refused
-
-
-def _those_that_work(
-    work: Callable[[list[str]], Measured], specs: list[str], refused: dict[str, str]
-) -> list[Measured]:
-    """The work done on all specs at once; where some of them fail, on halves, until those are found."""
-    try:
-        return [work(specs)]
-    except (ValueError, TypeError) as error:
-        if len(specs) == 1:
-            refused[specs[0]] = str(error)
-            return []
-    middle = len(specs) // 2
-    return [part for half in (specs[:middle], specs[middle:]) for part in _those_that_work(work, half, refused)]
 
 
 def _row(spec: str, measured: Measured, proxies: Iterable[str], checks: Iterable[str]) -> Row:
