@@ -284,24 +284,10 @@ def bench(options: argparse.Namespace) -> None:
     if not options.pixels:
         built = replace(built, specs=describe.without_pixels(list(built.specs)))
     cache = options.work / "cache" / options.name
-    left_out: list[str] = []
-    while True:
-        try:
-            results = run(built, folder / "bench", cache=cache)
-            break
-        except ValueError as error:  # a method whose arithmetic breaks on this network must not cost the others
-            if "gave NaN or infinity" not in str(error):
-                raise
-            kept = [spec for spec in built.specs if repr(spec) not in str(error)]
-            kept = kept if len(kept) < len(built.specs) else describe.without_pixels(kept)
-            if len(kept) == len(built.specs):
-                raise
-            left_out.append(str(error))
-            print(f"{options.name}: left out: {error}", flush=True)
-            built = replace(built, specs=kept)
-            shutil.rmtree(folder / "bench")
-    (folder / "bench" / "left_out.json").write_text(json.dumps(left_out))
+    results = run(built, folder / "bench", cache=cache)
     shutil.rmtree(cache)  # gigabytes, and the tables are written
+    for spec, reason in results.facts["left_out"].items():
+        print(f"{options.name}: left out {spec}: {reason}")
     print(f"{options.name}: accuracy {results.accuracy}, {len(results.rows)} rows")
 
 
