@@ -28,7 +28,7 @@ def main(folder: Path) -> None:
 
 FPR95 / AUROC in percent, averaged over {sets}; then the share of ID and of OOD
 images that is accepted by a threshold set beforehand to accept {100 * held["tpr"]:g}% of ID images.
-Of the validation crops {counts[0]} are fitted on, {counts[1]} set thresholds and {counts[2]} are the ID test images. WebP crops,
+Of the validation crops {counts[0]} are fitted on, {counts[1]} set thresholds and {counts[2]} are tested. WebP crops,
 which cost accuracy; stand-ins, not the published sets (docs/imagenet.md).
 Accuracy on the ID test crops: {accuracies}. ODIN and AdaSCALE, which move images, ran on
 {facts["pixel_images"]} images of each set, spread evenly over it: their FPR95 is good to some points only.
