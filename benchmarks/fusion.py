@@ -21,7 +21,8 @@ import torch
 from davis import metrics
 from davis.backbone import Backbone
 from davis.bench.cache import Cached
-from davis.detector import Detector, fit_from_activations
+from davis.detector import Detector
+from davis.joint_fit import fit_from_activations
 from davis.models import load_model
 from davis.scoring import Scored, score_all
 from davis.spec import canonical

@@ -18,7 +18,8 @@ import torch
 from davis import metrics
 from davis.bench import describe
 from davis.bench.cache import Cached
-from davis.detector import Detector, fit_from_activations
+from davis.detector import Detector
+from davis.joint_fit import fit_from_activations
 from davis.scoring import Scored, score_all
 from davis.types import Activations
 

@@ -18,7 +18,8 @@ from fusion import CHOSEN, NETWORKS, measured, opened
 from davis.backbone import Backbone
 from davis.bench import describe
 from davis.data import Preprocessing
-from davis.detector import Detector, fit_from_activations
+from davis.detector import Detector
+from davis.joint_fit import fit_from_activations
 from davis.models import load_model
 from davis.scoring import score_all
 from davis.spec import canonical

@@ -11,8 +11,8 @@ import torch
 from scipy import stats
 
 import davis
-from davis.detector import fit_from_activations
 from davis.fitting import REFERENCE
+from davis.joint_fit import fit_from_activations
 from davis.scoring import score_all
 
 SPEC = "max + react(p=80) + energy | mean + energy | mean + knn(k=5)"

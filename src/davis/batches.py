@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from typing import TypeAlias
+
 import torch
 from torch import Tensor, nn
 
 from davis.types import Images, Labels
+
+Batches: TypeAlias = Iterable["Images | tuple[Images, Tensor]"]
 
 
 def check_kind(images: object) -> None:
@@ -27,6 +32,18 @@ def check_values(images: Images) -> None:
             f"images hold NaN or inf in {len(rows)} of {len(images)} rows ({', '.join(map(str, rows[:5]))}{more}); "
             "repair or drop them"
         )
+
+
+def check_batches(batches: object) -> None:
+    """Refuse one tensor, whose rows would pass for batches."""
+    if isinstance(batches, Tensor):
+        raise TypeError("one tensor was given where batches are expected; give [images], or a DataLoader")
+
+
+def pairs(batches: Batches) -> Iterator[tuple[Images, Labels | None]]:
+    """Images and labels of every batch."""
+    check_batches(batches)
+    return (split_batch(batch) for batch in batches)
 
 
 def split_batch(batch: object) -> tuple[Images, Labels | None]:

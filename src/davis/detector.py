@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from typing import Any
 
@@ -12,17 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from davis import calibrate as calibration
-from davis import fitting
 from davis import spec as language
 from davis.backbone import Backbone
-from davis.batches import split_batch
+from davis.batches import Batches, pairs
 from davis.branch import Branch
+from davis.fitting import no_graph
+from davis.joint_fit import fit_together
 from davis.sketch import Sketch
 from davis.stages import NotFittedError, PixelScore, Pool, Stage
 from davis.statistics import CAPACITY
 from davis.types import Activations, Features, Images, Logits, Output, Scores
-
-Batches = Iterable["Images | tuple[Images, Tensor]"]
 
 _ROWS = 2048  # activations scored at a time: bounds the memory of neighbour searches
 
@@ -76,7 +74,8 @@ class Detector(nn.Module):
         return frozenset[str]().union(*(branch.reads for branch in self.composition))
 
     @property
-    def _reads_pixels_to_fit(self) -> bool:
+    def reads_pixels_to_fit(self) -> bool:
+        """Whether a score of this detector wants a pass of its own over the images."""
         return any(isinstance(branch.score, PixelScore) for branch in self.composition)
 
     @property
@@ -108,7 +107,7 @@ class Detector(nn.Module):
         ``kind`` names the promise (davis.calibrate); ``by_class`` makes it in each predicted class, rare ones pooled.
         """
         scores, classes, again = [], [], []
-        for images, _ in _pairs(batches):
+        for images, _ in pairs(batches):
             output = self(images) if by_class else None
             scores.append(self.score_images(images) if output is None else output.score)
             classes += [] if output is None else [output.logits.argmax(1)]
@@ -133,7 +132,7 @@ class Detector(nn.Module):
         return self
 
     def forward(self, images: Images) -> Output:
-        with _no_graph():
+        with no_graph():
             self._check_fitted(self.stages)
             activations = self.backbone(images, statistics=self.reads)
             scores = self.score_images(images) if self.needs_pixels else self._score_activations(activations)
@@ -149,7 +148,7 @@ class Detector(nn.Module):
 
     def score_images(self, images: Images) -> Scores:
         """The scores alone; methods that move images save a pass over them."""
-        with _no_graph():
+        with no_graph():
             self._check_fitted(self.stages)
             if self.needs_pixels:
                 return self._score_pixels(self._branch(), self.backbone.prepare(images))
@@ -157,7 +156,7 @@ class Detector(nn.Module):
 
     def score(self, activations: Activations) -> Scores:
         """The scores of images whose activations were taken before; bit-equal to a call on the images."""
-        with _no_graph():
+        with no_graph():
             self._check_fitted(self.stages)
             if self.needs_pixels:
                 raise ValueError(f"{self.spec!r} moves the images themselves; call the detector on images instead")
@@ -167,7 +166,7 @@ class Detector(nn.Module):
 
     def features(self, images: Images) -> Features:
         """(batch, channel) the features that reach the score: pooled, through the neck, shaped."""
-        with _no_graph():
+        with no_graph():
             branch = self._branch()
             self._check_fitted(branch.shapes)
             return self._features(branch, branch.scoring_pool, images)
@@ -228,11 +227,11 @@ class Detector(nn.Module):
             )
         if not isinstance(branch.score, PixelScore):
             return self._score_activations(self.backbone(images, statistics=branch.reads))
-        scores: Scores = branch.score(images, *self._handles(branch))
+        scores: Scores = branch.score(images, *self.handles(branch))
         _refuse_non_finite([(branch.score.name, scores)])
         return scores
 
-    def _handles(self, branch: Branch) -> tuple[Callable[[Images], Features], Callable[[Features], Logits]]:
+    def handles(self, branch: Branch) -> tuple[Callable[[Images], Features], Callable[[Features], Logits]]:
         """What a score that moves images is handed: images -> features and features -> logits."""
         return (
             lambda images: self._features(branch, branch.scoring_pool, images),
@@ -265,151 +264,6 @@ def fit_all(
     detectors = [Detector(backbone, spec) for spec in specs]
     fit_together(detectors, batches, capacity=capacity, seed=seed, reference=reference)
     return detectors
-
-
-def fit_together(
-    detectors: Sequence[Detector],
-    batches: Batches,
-    *,
-    capacity: int = CAPACITY,
-    seed: int = 0,
-    reference: Batches | None = None,
-) -> None:
-    """Fit detectors that share a backbone: one pass for all statistics, one more where a score reads pixels.
-
-    If anything fails, every detector is left as it was.
-    """
-    by_pixels = [detector for detector in detectors if detector._reads_pixels_to_fit]
-    learns = any(branch.needs for detector in detectors for branch in detector.composition)
-    if learns and by_pixels and iter(batches) is batches:
-        raise ValueError(
-            f"{by_pixels[0].spec!r} reads the images in a pass of its own, and these batches can be read once only; "
-            f"give a list or a DataLoader instead of a generator"
-        )
-    if not detectors:
-        return
-    backbone, sketch = detectors[0].backbone, Sketch()
-    reads = frozenset[str]().union(*(detector.reads for detector in detectors))
-    with _all_or_nothing(detectors):
-        _fit(
-            detectors,
-            backbone.stream(sketched(batches, sketch), statistics=reads),
-            capacity=capacity,
-            seed=seed,
-            reference=None if reference is None else backbone.stream(sketched(reference, sketch), statistics=reads),
-        )
-        if by_pixels:
-            with _no_graph():
-                _observe(by_pixels, sketched(batches, sketch))
-        for detector in detectors:
-            detector.sketch = sketch
-
-
-def fit_from_activations(
-    detectors: Sequence[Detector],
-    stream: fitting.Stream,
-    *,
-    capacity: int = CAPACITY,
-    seed: int = 0,
-    reference: fitting.Stream | None = None,
-) -> None:
-    """Fit detectors that share a backbone from activations taken before, such as a cache."""
-    for detector in detectors:
-        if detector._reads_pixels_to_fit:
-            raise ValueError(f"{detector.spec!r} is fitted on images, not on activations; call fit with images")
-    if detectors:
-        with _all_or_nothing(detectors):
-            _fit(detectors, stream, capacity=capacity, seed=seed, reference=reference)
-
-
-def _fit(
-    detectors: Sequence[Detector],
-    stream: fitting.Stream,
-    *,
-    capacity: int,
-    seed: int,
-    reference: fitting.Stream | None,
-) -> None:
-    with _no_graph():
-        counts = fitting.fit(
-            detectors[0].backbone,
-            [detector.composition for detector in detectors],
-            stream,
-            capacity=capacity,
-            seed=seed,
-            reference=reference,
-        )
-    for detector in detectors:
-        detector.class_counts = counts
-        detector.images_seen = 0 if counts is None else int(counts.sum())
-        detector.sketch = Sketch()
-        detector.calibration = None  # a threshold belongs to the fit that it was taken from
-
-
-def sketched(batches: Batches, sketch: Sketch) -> Batches:
-    """The batches, remembered as they pass."""
-    if isinstance(batches, Tensor):
-        raise TypeError("one tensor was given where batches are expected; give [images], or a DataLoader")
-    for batch in batches:
-        yield batch
-        sketch.add(split_batch(batch)[0])  # after the pass has checked them
-
-
-@contextmanager
-def _all_or_nothing(detectors: Sequence[Detector]) -> Iterator[None]:
-    """Inside, detectors are fitted; if that fails, they are put back as they were."""
-    if any(detector.backbone is not detectors[0].backbone for detector in detectors):
-        raise ValueError("detectors are fitted together on one Backbone; make them with the same one, or use fit_all")
-    before = [
-        (
-            detector,
-            (detector.calibration, detector.images_seen, detector.class_counts, detector.sketch),
-            [dict(stage._buffers) for stage in detector.stages],
-        )
-        for detector in detectors
-    ]
-    try:
-        yield
-    except BaseException:
-        for detector, facts, buffers in before:
-            detector.calibration, detector.images_seen, detector.class_counts, detector.sketch = facts
-            for stage, values in zip(detector.stages, buffers, strict=True):
-                stage._buffers.update(values)
-        raise
-
-
-def _observe(detectors: list[Detector], batches: Batches) -> None:
-    """The pass of the scores that read pixels."""
-    branches = [(d, b, b.score) for d in detectors for b in d.composition if isinstance(b.score, PixelScore)]
-    observed: list[list[Tensor]] = [[] for _ in branches]
-    most = max(score.images_to_fit for _, _, score in branches)
-    seen = 0
-    for images, _ in _pairs(batches):
-        images = detectors[0].backbone.prepare(images)[: most - seen]
-        for (detector, branch, score), values in zip(branches, observed, strict=True):
-            branch.to(images.device)
-            values.append(score.observe(images, *detector._handles(branch)))
-        seen += len(images)
-        if seen >= most:
-            break
-    if seen == 0:
-        raise ValueError("no images were seen: the fit data are empty")
-    for (detector, _, score), values in zip(branches, observed, strict=True):
-        score.settle(torch.cat(values))
-        detector.images_seen = max(detector.images_seen, seen)
-
-
-def _pairs(batches: Batches) -> Iterator[tuple[Images, Tensor | None]]:
-    if isinstance(batches, Tensor):
-        raise TypeError("one tensor was given where batches are expected; give [images], or a DataLoader")
-    return (split_batch(batch) for batch in batches)
-
-
-@contextmanager
-def _no_graph() -> Iterator[None]:
-    """No gradients, but not inference mode: ODIN needs a graph through the same tensors."""
-    with torch.inference_mode(False), torch.no_grad():
-        yield
 
 
 def _refuse_non_finite(steps: Iterable[tuple[str, Tensor]]) -> None:

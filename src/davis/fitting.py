@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -158,3 +159,10 @@ def _too_few(count: int) -> str:
         f"fused detectors are ranked against held-out images: {count} are too few, {_FEWEST} are needed; "
         f"fit on {int(2 * _FEWEST / _SHARE)} images or more, or give others as reference="
     )
+
+
+@contextmanager
+def no_graph() -> Iterator[None]:
+    """No gradients, but not inference mode: ODIN needs a graph through the same tensors."""
+    with torch.inference_mode(False), torch.no_grad():
+        yield

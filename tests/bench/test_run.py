@@ -23,7 +23,7 @@ import davis
 from davis.bench import cache, results
 from davis.bench.run import Benchmark, _some, run
 from davis.data import Preprocessing
-from davis.detector import fit_from_activations
+from davis.joint_fit import fit_from_activations
 from davis.scoring import accuracies, score_all
 from davis.sets import ArraySet
 

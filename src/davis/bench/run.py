@@ -25,7 +25,8 @@ from davis.bench.folder import LeftOut, check_free, claim, scores_file
 from davis.bench.overhead import overhead
 from davis.bench.results import Group, Results, Row, compare, save, save_arrays, write_atomically
 from davis.calibrate import calibrate, needed
-from davis.detector import Detector, fit_from_activations, fit_together
+from davis.detector import Detector
+from davis.joint_fit import fit_from_activations, fit_together
 from davis.scoring import Scored, accuracies, score_all, those_that_work
 from davis.statistics import CAPACITY
 from davis.types import Images

@@ -9,8 +9,8 @@ from torch import nn
 
 from davis import spec as language
 from davis.backbone import Backbone
+from davis.batches import Batches
 from davis.data import Preprocessing
-from davis.detector import Batches
 from davis.statistics import CAPACITY
 from davis.tuning.bootstrap import Metric
 from davis.tuning.grid import expand

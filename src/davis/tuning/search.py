@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from davis import metrics
 from davis import spec as language
 from davis.backbone import Backbone
-from davis.batches import split_batch
+from davis.batches import Batches, split_batch
 from davis.data import Preprocessing
-from davis.detector import Batches, Detector, fit_from_activations, sketched
+from davis.detector import Detector
+from davis.joint_fit import fit_from_activations, sketched
 from davis.scoring import Scored, score_all, those_that_work
 from davis.sketch import Sketch
 from davis.statistics import CAPACITY
