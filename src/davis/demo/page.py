@@ -34,7 +34,8 @@ def write_page(exhibits: Sequence[Exhibit], detectors: Mapping[str, Detector], f
         calibration=CALIBRATION,
         version=__version__,
         tally=tally(exhibits),
-        total=len(exhibits),
+        total=sum(exhibit.photograph.shows != "yours" for exhibit in exhibits),
+        yours=sum(exhibit.photograph.shows == "yours" for exhibit in exhibits),
         sections=[
             (title, says, [_shown(exhibit, plots) for exhibit in members])
             for title, says, members in sections(exhibits)
@@ -71,6 +72,11 @@ def sections(exhibits: Sequence[Exhibit]) -> list[tuple[str, str, list[Exhibit]]
         ]
 
     return [
+        (
+            "Yours",
+            "Your own pictures. What they show is for you to say; they are in no count above.",
+            [each for each in exhibits if each.photograph.shows == "yours"],
+        ),
         (
             "Where the pooling decides",
             "None of these shows one of the 1,000 classes. With the mean the network's answer is accepted; with the "
