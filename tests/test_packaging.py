@@ -222,7 +222,8 @@ def look(text: str, width: int, folder: Path, *, framed: bool = False) -> dict[s
     text = text.replace("</body>", f"{LOOK}</body>")
     if framed:
         inner = html.escape(text)
-        text = f'<!doctype html><body><iframe style="border: 0; width: {width}px; height: 900px" srcdoc="{inner}"></iframe>'
+        style = f"border: 0; width: {width}px; height: 900px"
+        text = f'<!doctype html><body><iframe style="{style}" srcdoc="{inner}"></iframe>'
     copy.write_text(text, encoding="utf-8")
     quiet = ("quic", "background-networking", "component-update", "sync", "gpu")
     options = ("--headless", "--no-sandbox", "--no-first-run", *(f"--disable-{name}" for name in quiet))

@@ -104,7 +104,7 @@ def missing() -> str | None:
 
 
 def extra_folder() -> Path:
-    """Where foolbox's wheel is unpacked for its photographs alone: as a package it needs others that nothing here uses."""
+    """Where foolbox's wheel is unpacked for its photographs alone: to run, it would need packages not used here."""
     return Path(sys.prefix) / "share" / "davis"
 
 
