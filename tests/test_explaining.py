@@ -85,7 +85,7 @@ def test_places_of_a_linear_score() -> None:
 
 def test_large_maps_are_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = davis.explain(detector_of("max + energy"), map_of())
-    monkeypatch.setattr("davis.explaining._VALUES", 1000)
+    monkeypatch.setattr("davis.explaining.attribution._VALUES", 1000)
     np.testing.assert_allclose(davis.explain(detector_of("max + energy"), map_of()).places, whole.places, atol=1e-9)
 
 

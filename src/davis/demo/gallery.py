@@ -62,7 +62,7 @@ def one_thread() -> Iterator[None]:
 
 def judge(photograph: Photograph, file: Path, detectors: Mapping[str, Detector]) -> Exhibit:
     """A photograph through every detector, explained."""
-    found = {pool: explain(detector, file) for pool, detector in detectors.items()}
+    found = {pool: explain(detector, file).decisive for pool, detector in detectors.items()}
     verdicts = {pool: _verdict(detectors[pool], explanation) for pool, explanation in found.items()}
     first = found["max"]
     return Exhibit(photograph, class_names()[first.label], first.probability, verdicts, found)

@@ -1,0 +1,82 @@
+"""Integrated gradients of one detector's score (Sundararajan et al., 2017), and what its bank holds nearby."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from davis.backbone import Backbone
+from davis.branch import Branch
+from davis.explaining.explanation import Neighbour
+from davis.pooling import summarise
+from davis.types import Features, Logits, Map, Scores, double
+
+_STEPS = 32  # of each path
+_VALUES = 2**24  # of maps held at a time
+
+
+def score_of(backbone: Backbone, branch: Branch, pooled: Features) -> Scores:
+    """(batch,) what a detector makes of pooled features."""
+    features = branch.shape(backbone.neck(pooled))
+    logits = branch.logits(features, backbone.classifier)
+    scores: Scores = branch.score(features, logits, backbone.classifier)
+    return scores
+
+
+def score_of_map(backbone: Backbone, branch: Branch, activation_map: Map, logits: Logits) -> Scores:
+    """(batch,) what a detector makes of maps."""
+    activations = summarise(activation_map, logits.expand(len(activation_map), -1), branch.reads)
+    return score_of(backbone, branch, branch.scoring_pool(activations))
+
+
+def by_channel(backbone: Backbone, branch: Branch, mean: Features, pooled: Features) -> Tensor:
+    """(channel,) on the path from the mean to the pooled features; adds up to the difference of their scores."""
+    with torch.enable_grad():
+        path = (mean + _middles(mean)[:, None] * (pooled - mean)).detach().requires_grad_()
+        gradients = _gradients(branch, score_of(backbone, branch, path), path)
+    return double(gradients).mean(0) * double(pooled - mean)[0]
+
+
+def by_place(backbone: Backbone, branch: Branch, activation_map: Map, logits: Logits) -> Tensor:
+    """(rows, columns) on the path from a silent map, all zeros, to this one, summed over the channels."""
+    total = torch.zeros_like(double(activation_map[0]))
+    for part in _middles(activation_map).split(max(1, _VALUES // activation_map.numel())):
+        with torch.enable_grad():
+            path = (part[:, None, None, None] * activation_map).detach().requires_grad_()
+            gradients = _gradients(branch, score_of_map(backbone, branch, path, logits), path)
+        total += double(gradients).sum(0)
+    return (total / _STEPS * double(activation_map[0])).sum(0)
+
+
+def nearest(backbone: Backbone, branch: Branch, pooled: Features, count: int) -> list[Neighbour]:
+    """The rows of the score's bank that are nearest to the features that reach it."""
+    score = branch.score
+    bank = getattr(score, "bank", None)
+    if bank is None or count < 1:
+        return []
+    with torch.no_grad():
+        features = branch.shape(backbone.neck(pooled))
+        rows = bank.to(features.dtype) + (score.centre.to(features.dtype) if hasattr(score, "centre") else 0)
+        if getattr(score, "normalize", True):
+            unit = F.normalize(rows, dim=1)
+            distances = torch.linalg.vector_norm(unit - F.normalize(features, dim=1), dim=1)
+            # A bank of unit vectors forgot how long they were; the image's own length stands in.
+            rows = unit * torch.linalg.vector_norm(features, dim=1, keepdim=True)
+        else:
+            distances = torch.linalg.vector_norm(rows - features, dim=1)
+        closest = distances.topk(min(count, len(rows)), largest=False)
+        labels = branch.logits(rows[closest.indices], backbone.classifier).argmax(1)
+    found = zip(closest.indices.tolist(), closest.values.tolist(), labels.tolist(), strict=True)
+    return [Neighbour(row=row, distance=distance, label=label) for row, distance, label in found]
+
+
+def _middles(like: Tensor) -> Tensor:
+    return (torch.arange(_STEPS, device=like.device, dtype=like.dtype) + 0.5) / _STEPS
+
+
+def _gradients(branch: Branch, scores: Scores, path: Tensor) -> Tensor:
+    if not scores.requires_grad:
+        raise ValueError(f"{branch.text()!r} has no gradient in its features; explain cannot follow it")
+    (gradients,) = torch.autograd.grad(scores.sum(), path)
+    return gradients
