@@ -29,12 +29,12 @@ from davis.training.step import Step, capture
 from davis.zoo import build
 
 
-def make(arch: str, device: str) -> Step:
+def make(arch: str, device: str, *, compiled: bool = False) -> Step:
     drawn = np.random.default_rng(0)
     images = torch.from_numpy(drawn.integers(0, 256, (6400, 32, 32, 3), dtype=np.uint8))
     pictures = Pictures(images, torch.from_numpy(drawn.integers(0, 10, 6400))).to(torch.device(device))
     model = build(arch, classes=10).to(device).train()
-    return Step(model, pictures, Recipe(arch=arch, dataset="cifar10", rate=0.001))
+    return Step(model, pictures, Recipe(arch=arch, dataset="cifar10", rate=0.001), compiled=compiled)
 
 
 def steps_per_second(take: Callable[[], None], seconds: float, wait: Callable[[], None]) -> float:
@@ -54,17 +54,22 @@ def steps_per_second(take: Callable[[], None], seconds: float, wait: Callable[[]
     return sorted(rates)[2]
 
 
-def one(arch: str, seconds: float) -> tuple[float, float]:
+def one(arch: str, seconds: float) -> tuple[float, float, float]:
     torch.backends.cudnn.benchmark = True
     eager = make(arch, "cuda")
     eager.begin(0)
     first = steps_per_second(eager, seconds, torch.cuda.synchronize)
     del eager
-    step = make(arch, "cuda")
-    graph = capture(step)
-    step.begin(0)
-    second = steps_per_second(graph, seconds, torch.cuda.synchronize)
-    return first, second
+    rates = [first]
+    for compiled in (False, True):
+        step = make(arch, "cuda", compiled=compiled)
+        began = time.perf_counter()
+        graph = capture(step)
+        print(f"{arch}: captured in {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
+        step.begin(0)
+        rates.append(steps_per_second(graph, seconds, torch.cuda.synchronize))
+        del graph, step
+    return rates[0], rates[1], rates[2]
 
 
 def together(arch: str, count: int, seconds: float) -> float:
@@ -122,13 +127,16 @@ def main() -> None:
                 print(f"| {arch} | {count} | {measure(arch, count, options.seconds):.1f} |", flush=True)
     if options.processes or options.threads:
         return
-    print(
-        "| network | eager steps/s | graph steps/s | ratio | 100 epochs of 781 steps by graph |\n|---|---|---|---|---|"
-    )
+    print("| network | eager steps/s | graph steps/s | ratio | compiled graph steps/s | ratio | 100 epochs at best |")
+    print("|---|---|---|---|---|---|---|")
     for arch in options.archs:
-        eager, graph = one(arch, options.seconds)
-        minutes = 100 * 781 / graph / 60
-        print(f"| {arch} | {eager:.1f} | {graph:.1f} | {graph / eager:.2f} | {minutes:.1f} min |", flush=True)
+        eager, graph, fused = one(arch, options.seconds)
+        minutes = 100 * 781 / max(graph, fused) / 60
+        print(
+            f"| {arch} | {eager:.1f} | {graph:.1f} | {graph / eager:.2f} | {fused:.1f} | {fused / eager:.2f} "
+            f"| {minutes:.1f} min |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

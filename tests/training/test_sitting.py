@@ -40,7 +40,7 @@ def sitting(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_the_sixteen_trainings_have_their_benchmarks(sitting: ModuleType, tmp_path: Path) -> None:
     names = [job.recipe.name for job in sitting.jobs(tmp_path, 100, [])]
     assert len(names) == len(set(names)) == 16
-    assert names[:4] == ["cifar10-resnet18", "cifar100-resnet18", "cifar10-densenet101", "cifar100-densenet101"]
+    assert names[:4] == ["cifar10-densenet101", "cifar100-densenet101", "cifar10-mobilenet_v2", "cifar100-mobilenet_v2"]
     for name in names:
         description = describe.read(f"paper-{name}" + ("-own" if "densenet" in name else ""))[0]
         assert description["model"]["name"] == f"davis.zoo:{name.replace('-', '_')}"
@@ -130,7 +130,7 @@ def test_the_schedule(
     monkeypatch.setattr(sitting, "jobs", lambda *_: todo)
     monkeypatch.setattr(sitting, "SETS", ())
     options = argparse.Namespace(
-        work=work, parts=tmp_path, side_by_side=2, mps=False, threads=threads, pixels=False, epochs=2, only=[]
+        work=work, parts=tmp_path, side_by_side=2, mps=False, threads=threads, compile=False, pixels=False, epochs=2, only=[]
     )
     sitting.work(options)
     out = capsys.readouterr().out

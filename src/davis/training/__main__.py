@@ -45,6 +45,7 @@ def _one(options: argparse.Namespace) -> int:
         data=options.data,
         device=options.device,
         graph=not options.no_graph,
+        compiled=options.compile,
         save_every=options.save_every,
         watch=watch,
     )
@@ -57,6 +58,7 @@ def _jobs(options: argparse.Namespace) -> int:
     passed = ["--save-every", str(options.save_every)]
     passed += ["--device", options.device] if options.device else []
     passed += ["--no-graph"] if options.no_graph else []
+    passed += ["--compile"] if options.compile else []
     rows = run_jobs(
         jobs,
         side_by_side=options.side_by_side or count,
@@ -87,6 +89,7 @@ def _parser() -> argparse.ArgumentParser:
         parser.add_argument(f"--{name}", type=Path)
     parser.add_argument("--device")
     parser.add_argument("--no-graph", action="store_true")
+    parser.add_argument("--compile", action="store_true")
     parser.add_argument("--save-every", type=int, default=1)
     parser.add_argument("--side-by-side", type=int)
     return parser

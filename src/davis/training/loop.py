@@ -44,19 +44,21 @@ def train(
     data: Path | Data | None = None,
     device: str | None = None,
     graph: bool = True,
+    compiled: bool = False,
     save_every: int = 1,
     watch: Watch | None = None,
 ) -> dict[str, Any]:
     """The model card of the trained network, whose files are in the folder.
 
     A training that was cut off goes on after its last saved epoch, on a CPU to the same bits; a finished one is not
-    done again. ``graph=False`` takes the steps one kernel at a time on a GPU.
+    done again. ``graph=False`` takes the steps one kernel at a time on a GPU; ``compiled`` lets torch.compile fuse
+    what stands between the convolutions.
     """
     if (card := files.load_card(folder, recipe)) is not None:
         return card
     chosen = _device(device)
     with files.alone_in(folder):
-        return _train(recipe, folder, data, chosen, graph=graph, save_every=save_every, watch=watch)
+        return _train(recipe, folder, data, chosen, graph=graph, compiled=compiled, save_every=save_every, watch=watch)
 
 
 def _train(
@@ -66,6 +68,7 @@ def _train(
     chosen: torch.device,
     *,
     graph: bool,
+    compiled: bool,
     save_every: int,
     watch: Watch | None,
 ) -> dict[str, Any]:
@@ -77,7 +80,7 @@ def _train(
         torch.manual_seed(recipe.seed)
         model = build(recipe.arch, classes=whole.classes, head=recipe.head).to(chosen)
     model.train()
-    step = Step(model, pictures, recipe)
+    step = Step(model, pictures, recipe, compiled=compiled)
     history: files.History = []
     if stored is not None:
         step.restore(stored[0])

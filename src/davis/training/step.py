@@ -27,8 +27,9 @@ _WARM_UP = 4  # steps before a capture: kernels are chosen and workspaces made i
 class Step:
     """A model in training, its momenta and the epoch's plan; calling it takes one step of SGD."""
 
-    def __init__(self, model: nn.Module, pictures: Pictures, recipe: Recipe) -> None:
+    def __init__(self, model: nn.Module, pictures: Pictures, recipe: Recipe, *, compiled: bool = False) -> None:
         self.model = model
+        self._forward = _fused(model) if compiled else model
         self.recipe = recipe
         device = pictures.images.device
         self.side = (pictures.images.shape[1], pictures.images.shape[2])
@@ -78,7 +79,7 @@ class Step:
         labels = self.labels[rows]
         # Without its cache, which would outlive the capture; no weight is used twice in a step anyway.
         with torch.autocast(images.device.type, torch.bfloat16, enabled=self._half, cache_enabled=False):
-            logits = self.model(images)
+            logits = self._forward(images)
         loss = F.cross_entropy(logits.float(), labels)
         gradients = iter(torch.autograd.grad(loss, self._parameters))
         with torch.no_grad():
@@ -112,6 +113,13 @@ class Step:
                     f"{tuple(tensor.shape)} here"
                 )
             tensor.copy_(tensors[name])
+
+
+def _fused(model: nn.Module) -> Callable[[Tensor], Tensor]:
+    """The model as torch.compile makes it, once for each model that trains in this process."""
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
+    fused: Callable[[Tensor], Tensor] = torch.compile(model, dynamic=False)
+    return fused
 
 
 def draw(count: int, recipe: Recipe, epoch: int) -> dict[str, Tensor]:
@@ -167,12 +175,13 @@ def _captured(step: Step) -> Callable[[], None]:
     before = {name: tensor.clone() for name, tensor in step.tensors().items()}
     step.begin(0)
     # The same side stream for warm-up and capture: libraries keep handles and workspaces by stream.
-    stream = torch.cuda.Stream(step.labels.device)
-    stream.wait_stream(torch.cuda.current_stream())
+    current = torch.cuda.current_stream()
+    stream = torch.cuda.Stream(step.labels.device, priority=current.priority)  # a graph's kernels keep it
+    stream.wait_stream(current)
     with torch.cuda.stream(stream):
         for _ in range(_WARM_UP):
             step()
-    torch.cuda.current_stream().wait_stream(stream)
+    current.wait_stream(stream)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
