@@ -3,9 +3,9 @@
 python benchmarks/demo_acceptance.py > benchmarks/demo_acceptance.md
 
 The 1,500 calibration scores of each detector are split at random, 1,000 times: a threshold from 1,000 of them, the
-share of the other 500 that it accepts. Where n scores set the threshold at rank k, m others are refused in a number that
-follows the Beta-binomial law (m, k, n + 1 - k), whatever the scores are distributed as. Only ranks matter here, so the
-numbers 1 to 1,500 stand beside the detectors as a control: where they agree, the test says nothing about images.
+share of the other 500 that it accepts. Where n scores set the threshold at rank k, m others are refused in a number
+that follows the Beta-binomial law (m, k, n + 1 - k), whatever the scores are distributed as. Only ranks matter here, so
+the numbers 1 to 1,500 stand beside the detectors as a control: where they agree, the test says nothing about images.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ def main() -> None:
     )
     print(
         "\nAll rows see the same splits, and a split's result depends on ranks alone. Without ties any 1,500 numbers "
-        "give the same figures, as the control shows. So this checks that the calibration's code follows the law. It is "
-        "no evidence about these detectors, their scores or the pictures, and equal rows are no agreement between them. "
-        "The shipped thresholds use all 1,500 scores; these crops are all that there is, so no further ones check the "
-        "final threshold, and nothing here speaks about pictures taken in another way."
+        "give the same figures, as the control shows. So this checks that the calibration's code follows the law. "
+        "It is no evidence about these detectors, their scores or the pictures, and equal rows are no agreement "
+        "between them. The shipped thresholds use all 1,500 scores; these crops are all that there is, so no further "
+        "ones check the final threshold, and nothing here speaks about pictures taken in another way."
     )
 
 

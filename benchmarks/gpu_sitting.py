@@ -4,7 +4,7 @@ Here:      python benchmarks/gpu_sitting.py pack DATA PARTS          image sets 
 There:     python benchmarks/gpu_sitting.py check                    a minute: graph against eager, a benchmark on CUDA
            python benchmarks/gpu_sitting.py start WORK PARTS         detached; call again when more parts have come
            python benchmarks/gpu_sitting.py status WORK
-           python benchmarks/gpu_sitting.py collect WORK OUT --call 0    what comes home, in calls of 8 files at most
+           python benchmarks/gpu_sitting.py collect WORK OUT --wait 540    keeps the machine, then fills 8 files at most
 Here:      python benchmarks/gpu_sitting.py join FETCHED TARGET      after each collect
 
 It needs torch, NumPy, Pillow and safetensors, and this source tree: neither typer nor rich.
@@ -39,20 +39,22 @@ from davis.catalog import inventory  # noqa: E402 (the tree need not be installe
 from davis.training.jobs import Job, command_of, with_act  # noqa: E402
 from davis.training.recipe import Recipe  # noqa: E402
 
-# The order of the work, and the test accuracies that the paper prints for them: what takes longest begins first.
+# The order of the work, and the test accuracies that the paper prints: what can't be resumed elsewhere comes first.
 ORDER = [
-    ("densenet101", None, (93.61, 74.47)),
-    ("mobilenet_v2", None, (92.52, 72.69)),
     ("resnet18", None, (93.89, 75.20)),
     ("resnet18", "silu", None),
     ("resnet18", "gelu", None),
     ("resnet18", "tanh", None),
     ("resnet34", None, (93.96, 75.70)),
+    ("densenet101", None, (93.61, 74.47)),
+    ("mobilenet_v2", None, (92.52, 72.69)),
     ("wrn28_10", None, (95.13, 77.96)),
 ]
 SETS = ("cifar10_train", "cifar10_test", "cifar100_train", "cifar100_test")
 SETS += ("svhn", "dtd10", "miniplaces", "lsuncats_crop", "tiny_imagenet")
 DEEP = ("densenet101", "mobilenet_v2")  # many small kernels, one after the other: they go first on a shared card
+FILES = 8  # that come back from a call
+BENCHES = 2  # at a time, beside the trainings
 MIB = 1 << 20
 TILE, ACROSS, MOSAIC = 32, 50, 10_000  # pixels, pictures in a row, pictures in a file: whole rows
 
@@ -71,8 +73,9 @@ def jobs(work: Path, epochs: int, only: list[str]) -> list[Job]:
 
 
 def paper_accuracy(job: Job) -> float | None:
-    place = ("cifar10", "cifar100").index(job.recipe.dataset)
-    return next((both[place] for arch, act, both in ORDER if with_act(arch, act) == job.recipe.arch and both), None)
+    places = {"cifar10": 0, "cifar100": 1}
+    known = [both for arch, act, both in ORDER if both and with_act(arch, act) == job.recipe.arch]
+    return known[0][places[job.recipe.dataset]] if known and job.recipe.dataset in places else None
 
 
 # -- data: npz -> mosaics in parts -> npz ----------------------------------------------------------------------------
@@ -184,7 +187,9 @@ def work(options: argparse.Namespace) -> None:
             say(f"done; failed: {sorted(+failures) or 'none'}")
             return
         for task in waiting:
-            if task in running or len(running) >= options.side_by_side or not task.needs() <= set(there):
+            beside = sum(other.kind == task.kind for other in running)
+            most = options.side_by_side if task.kind == "train" else BENCHES
+            if task in running or beside >= most or not task.needs() <= set(there):
                 continue
             running[task] = begin(task, todo[task.name], data, environment, options)
             say(f"{task.kind} {task.name}: begun")
@@ -243,6 +248,7 @@ class Thread(threading.Thread):
 
         from davis.training import train
 
+        torch.backends.cudnn.benchmark = True  # of the process: one training that ends must not turn it off for others
         try:
             urgent = -1 if self.job.recipe.arch.startswith(DEEP) else 0
             stream = torch.cuda.Stream(priority=urgent) if torch.cuda.is_available() else None
@@ -250,7 +256,8 @@ class Thread(threading.Thread):
                 train(self.job.recipe, self.job.folder, data=self.data, compiled=self.compiled, save_every=5)
             self.returncode = 0
         except Exception:
-            (self.job.folder / "train.log").write_text(traceback.format_exc())
+            with (self.job.folder / "train.log").open("a") as log:
+                log.write(traceback.format_exc())
             self.returncode = 1
 
 
@@ -331,40 +338,61 @@ SMALL += (
 
 
 def collect(options: argparse.Namespace) -> None:
-    """Put a call's files into OUT: first all tables and logs, then weights and unfinished checkpoints in parts."""
-    pieces: list[tuple[str, Path, int]] = []  # the name of the file, the source, which part of it
-    step = int(options.size * MIB)
-    for job in jobs(options.work, options.epochs, options.only):
+    """Wait, then put into OUT what has not come home yet: all tables and logs, and weights in parts, finished first."""
+    until = time.monotonic() + options.wait
+    while time.monotonic() < until and driver_of(options.work) is not None:
+        time.sleep(1)
+    chosen = jobs(options.work, options.epochs, options.only)
+    sent = options.work / "sent"
+    sent.mkdir(exist_ok=True)
+    options.out.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(options.out / "tables.tar.gz", "w:gz") as archive:
+        for job in chosen:
+            for name in SMALL:
+                if (job.folder / name).is_file():
+                    archive.add(job.folder / name, f"{job.recipe.name}/{name}")
+        if (options.work / "driver.log").is_file():
+            archive.add(options.work / "driver.log", "driver.log")
+    waiting = [piece for piece in pieces(chosen, options) if not (sent / piece.name).is_file()]
+    room = options.room * MIB - (options.out / "tables.tar.gz").stat().st_size
+    left = 0
+    for piece in waiting:
+        content = piece.read()
+        if len(list(options.out.iterdir())) == FILES or len(content) > room:
+            left += 1
+            continue
+        room -= len(content)
+        (options.out / piece.name).write_bytes(content)
+        (sent / piece.name).touch()
+    status(options)
+    print(f"{len(list(options.out.iterdir()))} files; {left} pieces are left: collect again")
+
+
+class Piece(NamedTuple):
+    """A part of a file that is too large to travel whole."""
+
+    name: str
+    file: Path
+    start: int
+    size: int
+
+    def read(self) -> bytes:
+        with self.file.open("rb") as stream:
+            stream.seek(self.start)
+            return stream.read(self.size)
+
+
+def pieces(chosen: list[Job], options: argparse.Namespace) -> list[Piece]:
+    """Weights of what is trained; with --last also the checkpoints that are small enough to go on with elsewhere."""
+    found, step = [], int(options.size * MIB)
+    for job in chosen:
         finished = (job.folder / "card.json").is_file()
         file = job.folder / ("weights.safetensors" if finished else "checkpoint.safetensors")
-        if not file.is_file() or (not finished and file.stat().st_size > options.largest * MIB):
+        if not file.is_file() or (not finished and (not options.last or file.stat().st_size > options.largest * MIB)):
             continue
-        for part in range(-(-file.stat().st_size // step)):
-            pieces.append((f"{job.recipe.name}.{file.name}.{part:03d}", file, part))
-    calls: list[list[tuple[str, Path, int]]] = [[]]
-    room = 56 * MIB  # of the first call, which also carries the tables
-    for piece in pieces:
-        size = min(step, piece[1].stat().st_size - piece[2] * step)
-        if len(calls[-1]) == 7 or size > room:
-            calls.append([])
-            room = 60 * MIB
-        calls[-1].append(piece)
-        room -= size
-    options.out.mkdir(parents=True, exist_ok=True)
-    if options.call == 0:
-        with tarfile.open(options.out / "tables.tar.gz", "w:gz") as archive:
-            for job in jobs(options.work, options.epochs, options.only):
-                for name in SMALL:
-                    if (job.folder / name).is_file():
-                        archive.add(job.folder / name, f"{job.recipe.name}/{name}")
-            if (options.work / "driver.log").is_file():
-                archive.add(options.work / "driver.log", "driver.log")
-    for name, file, part in calls[options.call] if options.call < len(calls) else []:
-        with file.open("rb") as stream:
-            stream.seek(part * step)
-            (options.out / name).write_bytes(stream.read(step))
-    left = len(calls) - 1 - options.call
-    print(f"call {options.call}: {len(list(options.out.iterdir()))} files; {max(left, 0)} calls are left (--call N)")
+        for number, start in enumerate(range(0, file.stat().st_size, step)):
+            found.append(Piece(f"{job.recipe.name}.{file.name}.{number:03d}", file, start, step))
+    return found
 
 
 def join(options: argparse.Namespace) -> None:
@@ -483,7 +511,9 @@ def main() -> None:
     added.add_argument("--no-pixels", dest="pixels", action="store_false")
     verb(status, "work")
     added = verb(collect, "work", "out")
-    added.add_argument("--call", type=int, default=0)
+    added.add_argument("--wait", type=float, default=0, help="seconds before that, while the work goes on")
+    added.add_argument("--last", action="store_true", help="small checkpoints of unfinished trainings too")
+    added.add_argument("--room", type=float, default=60, help="MiB of a call")
     added.add_argument("--size", type=float, default=15, help="MiB of a file")
     added.add_argument("--largest", type=float, default=32, help="MiB of a checkpoint that is worth bringing home")
     for name in ("start", "work", "status", "collect"):

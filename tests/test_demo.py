@@ -18,9 +18,9 @@ import davis
 from davis.artifact import read_record, saved_calibration
 from davis.calibrate import calibrate
 from davis.data import Preprocessing
+from davis.demo import photographs
 from davis.demo.gallery import Exhibit, judge
 from davis.demo.page import sections, tally, write_page
-from davis.demo import photographs
 from davis.demo.photographs import Photograph, find_photographs, missing, your_photographs
 from davis.demo.shipped import SPECS, class_names, folder_of, load_shipped
 

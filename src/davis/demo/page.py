@@ -86,7 +86,7 @@ def sections(exhibits: Sequence[Exhibit]) -> list[tuple[str, str, list[Exhibit]]
         ),
         (
             _COMPACT,
-            "The network has learnt what these show. Accepted is not the same as right: it may still name another class.",
+            "The network has learnt what these show. Accepted is not the same as right: it may name another class.",
             chosen(shows="known", max=True),
         ),
         (

@@ -75,20 +75,21 @@ def _train(
     whole = data if isinstance(data, Data) else read(recipe.dataset, data)
     digest = whole.train.sha256()
     stored = files.load_checkpoint(folder, recipe, data=digest)
-    pictures, test = whole.train.first(recipe.images).to(chosen), whole.test.to(chosen)
     with ALONE, torch.random.fork_rng(devices=[]):
+        pictures, test = whole.train.first(recipe.images).to(chosen), whole.test.to(chosen)
         torch.manual_seed(recipe.seed)
         model = build(recipe.arch, classes=whole.classes, head=recipe.head).to(chosen)
-    model.train()
-    step = Step(model, pictures, recipe, compiled=compiled)
-    history: files.History = []
-    if stored is not None:
-        step.restore(stored[0])
-        history = stored[1]
+        model.train()
+        step = Step(model, pictures, recipe, compiled=compiled)
+        history: files.History = []
+        if stored is not None:
+            step.restore(stored[0])
+            history = stored[1]
     with _fastest_kernels():
         take = capture(step) if graph and chosen.type == "cuda" and len(history) < recipe.epochs else step
         _epochs(step, take, test, recipe, folder, history, save_every, watch, digest)
-    return _finish(step, whole, test, recipe, folder, history)
+    with ALONE:
+        return _finish(step, whole, test, recipe, folder, history)
 
 
 def _epochs(
@@ -116,29 +117,36 @@ def _epochs(
     tell(0)
     for epoch in range(resumed_at, recipe.epochs):
         started = time.perf_counter()
-        step.begin(epoch)
+        with ALONE:
+            step.begin(epoch)
         for number in range(step.steps):
             take()
             if number % _TOLD_EVERY == _TOLD_EVERY - 1:
+                step.pace()
                 tell(number + 1)
-        loss, accuracy = step.outcome()
-        if not math.isfinite(loss):
-            raise ValueError(
-                f"the loss of {recipe.name} is {loss} after epoch {epoch + 1}; lower the rate (now {recipe.rate})"
-            )
-        record = {
-            "epoch": epoch + 1,
-            "rate": recipe.rate_at(epoch),
-            "loss": loss,
-            "train_accuracy": accuracy,
-            "test_accuracy": evaluate(step.model, test, half=test.images.is_cuda),
-            "seconds": round(time.perf_counter() - started, 3),
-        }
-        history.append(record)
-        if (epoch + 1) % save_every == 0 or epoch + 1 == recipe.epochs:
-            files.save_checkpoint(folder, recipe, step.tensors(), history, data=digest)
+        step.wait()
+        with ALONE:
+            history.append(_record(step, test, recipe, epoch, started))
+            if (epoch + 1) % save_every == 0 or epoch + 1 == recipe.epochs:
+                files.save_checkpoint(folder, recipe, step.tensors(), history, data=digest)
         files.write_log(folder, history)
         tell(0)
+
+
+def _record(step: Step, test: Pictures, recipe: Recipe, epoch: int, started: float) -> dict[str, Any]:
+    loss, accuracy = step.outcome()
+    if not math.isfinite(loss):
+        raise ValueError(
+            f"the loss of {recipe.name} is {loss} after epoch {epoch + 1}; lower the rate (now {recipe.rate})"
+        )
+    return {
+        "epoch": epoch + 1,
+        "rate": recipe.rate_at(epoch),
+        "loss": loss,
+        "train_accuracy": accuracy,
+        "test_accuracy": evaluate(step.model, test, half=test.images.is_cuda),
+        "seconds": round(time.perf_counter() - started, 3),
+    }
 
 
 @torch.no_grad()

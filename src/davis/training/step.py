@@ -19,7 +19,8 @@ from davis.training.pictures import Pictures, cut, normalised, padded
 from davis.training.recipe import Recipe
 
 ALONE = threading.RLock()
-"""Held while a seed is set and while a graph is captured: threads that train side by side must not meet there."""
+"""Threads that train side by side take turns in all but the steps: a seed is one for all of them, and a graph is
+captured while nobody else gives the device more than replays to do."""
 
 _WARM_UP = 4  # steps before a capture: kernels are chosen and workspaces made in them
 
@@ -61,6 +62,7 @@ class Step:
         self._rate = torch.zeros((), device=device)
         self._loss = torch.zeros((), dtype=torch.float64, device=device)
         self._right = torch.zeros((), dtype=torch.int64, device=device)
+        self._behind: torch.cuda.Event | None = None
 
     def begin(self, epoch: int) -> None:
         """Get ready for the steps of an epoch."""
@@ -89,6 +91,20 @@ class Step:
             self._loss.add_(loss.detach())
             self._right.add_(logits.detach().argmax(1).eq(labels).sum())
             self._count.add_(1)
+
+    def pace(self) -> None:
+        """Wait until the device has got to where the last call of this was: nobody waits long for it then."""
+        if self._half:
+            reached = torch.cuda.Event(blocking=True)
+            reached.record()
+            if self._behind is not None:
+                self._behind.synchronize()
+            self._behind = reached
+
+    def wait(self) -> None:
+        """Until the device has done all steps so far."""
+        if self._half:
+            torch.cuda.current_stream().synchronize()
 
     def outcome(self) -> tuple[float, float]:
         """The mean loss and the accuracy over the steps of this epoch; waits for the device."""
