@@ -176,7 +176,8 @@ def _save(
         seen += f"\nfused score {found.score:.4g}"
     panels = [(enlarged(found.picture), seen), *((branch.draw(), _caption(branch)) for branch in found.branches)]
     sheet(panels, LEGEND).save(files[0])
-    np.savez_compressed(files[1], **arrays)
+    stored: dict[str, Any] = arrays  # to mypy, an array might be the argument allow_pickle
+    np.savez_compressed(files[1], **stored)
     files[2].write_text(json.dumps(found.to_dict(), indent=2) + "\n", encoding="utf-8")
     return files
 
