@@ -46,6 +46,7 @@ def test_round_trip_is_bit_equal(spec: str, tmp_path: Path) -> None:
 def test_the_classifier_is_not_copied(saved: Path) -> None:
     tensors = safetensors.torch.load_file(saved / "detector.safetensors")
     assert sorted(tensors) == [
+        "backbone.noise",
         "calibration.scores",
         "fit.class_counts",
         "fit.hashes",
@@ -120,6 +121,20 @@ def test_another_classifier_is_refused(saved: Path) -> None:
         davis.load(saved, models.small_net(seed=1))
     with pytest.raises(ValueError, match="fitted with"):
         davis.load(saved, models.SmallNet(classes=3))
+
+
+def test_another_body_with_the_same_last_layer_is_refused(saved: Path) -> None:
+    model = models.small_net()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "head" not in name and parameter.ndim == 4:
+                parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(5)))
+    with pytest.raises(ValueError, match="and gives other features"):
+        davis.load(saved, model)
+    record, tensors = artifact._verified(saved)
+    del tensors["backbone.noise"]  # as an earlier version saved it
+    artifact._write_both(saved, record, tensors)
+    davis.load(saved, model)
 
 
 def test_unfitted_and_unseen_are_not_saved(tmp_path: Path) -> None:

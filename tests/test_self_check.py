@@ -61,14 +61,121 @@ def test_logits_may_be_small_and_images_alike():
     Backbone(net())(images(1))
 
 
-def test_batches_that_vary_cost_no_further_pass():
+def test_the_first_batch_costs_one_image_more():
     model, calls = net(), []
     Backbone(model, tap="1", head="4")(images())
-    model.register_forward_hook(lambda *_: calls.append(1))
-    Backbone(model, tap="1", head="4")(images())
-    assert len(calls) == 1
+    model.register_forward_hook(lambda _, given, __: calls.append(len(given[0])))
+    backbone = Backbone(model, tap="1", head="4")
+    backbone(images())
+    assert calls == [3, 1]
+    backbone(images())
+    assert calls == [3, 1, 3]
     Backbone(model, tap="1", head="4")(images(1))
-    assert len(calls) == 3
+    assert calls == [3, 1, 3, 1, 1, 3]  # itself, made-up images, itself among them
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_a_model_that_judges_by_company_is_refused(batch):
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3),
+        nn.BatchNorm2d(8, track_running_stats=False),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, 4),
+    ).eval()
+    with pytest.raises(ValueError, match="Sequential judges an image by the others in its batch") as caught:
+        Backbone(model)(images(batch))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("last", "kind"), [(nn.Softmax(1), "probabilities"), (nn.LogSoftmax(1), "log-probabilities")])
+def test_a_named_head_that_ends_in_probabilities_is_refused(last, kind):
+    plain = net()
+    model = nn.Sequential(*plain[:4], nn.Sequential(plain[4], last))
+    with pytest.raises(ValueError, match=f"Sequential returns {kind}, not logits"):
+        Backbone(model, tap="1", head="4")(images())
+
+
+class Whitens(nn.Module):
+    """Normalises the images that it is given where they lie."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = net()
+
+    def forward(self, images: Tensor) -> Tensor:
+        images -= 0.5
+        images /= 0.2
+        return self.body(images)
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_a_model_that_writes_on_its_images_does_not_change_ours(inference):
+    given, model = images(), Whitens().eval()
+    backbone = Backbone(model)
+    with torch.inference_mode(inference):
+        mine = given.clone()
+        wanted = model(given.clone())
+        for _ in range(2):
+            torch.testing.assert_close(backbone(mine).logits, wanted)
+        torch.testing.assert_close(backbone.look(mine)[1], wanted)
+        assert torch.equal(mine, given)
+    assert backbone(given, gradients=True).logits.shape == (3, 4)
+
+
+def test_weights_that_are_not_there():
+    with pytest.raises(ValueError, match="on the meta device; load them first"):
+        Backbone(net().to("meta"))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, when it compiles first
+def test_compiled_layers_are_named():
+    model = net()
+    model[1].compile()
+    with pytest.raises(ValueError, match=r"^1 is compiled, and its layers cannot be watched"):
+        Backbone(model)(images())
+
+
+def test_broken_weights_are_called_so():
+    model = net()
+    with torch.no_grad():
+        model[0].weight.fill_(torch.nan)
+    with pytest.raises(ValueError, match="gives NaN or infinity for noise"):
+        Backbone(model)(images())
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"tap": 3, "head": "4"}, "tap= takes the name of a module"),
+        ({"tap": "1", "head": ""}, "head='' is no module"),
+        ({"tap": "1", "head": "0"}, "do not meet|the head takes no features"),
+        ({"tap": "1", "head": "4", "after": lambda value: None}, "after= must return a tensor; it returned a NoneType"),
+        ({"tap": "1", "head": "4", "neck": lambda value: [value]}, "neck= must return a tensor; it returned a list"),
+    ],
+)
+def test_odd_arguments_get_one_line(options, says):
+    with pytest.raises((ValueError, TypeError), match=says) as caught:
+        Backbone(net(), **options)(images())
+    assert "\n" not in str(caught.value)
+
+
+def test_odd_outputs_get_one_line():
+    class Odd(nn.Module):
+        def __init__(self, output):
+            super().__init__()
+            self.body, self.output = net(), output
+
+        def forward(self, images: Tensor) -> object:
+            return self.output(self.body(images))
+
+    for output, says in (
+        (lambda logits: {1: logits, "a": logits}, "a dict with"),
+        (lambda logits: torch.complex(logits, logits), "real floating-point numbers"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=says):
+            Backbone(Odd(output), tap="body.1", head="body.4")(images())
 
 
 def test_made_up_images_are_unlike():

@@ -23,6 +23,8 @@ from davis.sketch import Sketch
 FORMAT = 2
 JSON, TENSORS = "detector.json", "detector.safetensors"
 _CALIBRATION, _COUNTS, _HASHES = "calibration.scores", "fit.class_counts", "fit.hashes"
+_NOISE = "backbone.noise"  # the mean features of the noise that Backbone.probe looks at
+_SAME = 0.1  # of their norm: other precisions and machines stay well within it
 _NEXT = ".next"  # a file that is written but not yet in place
 
 _FIELDS: dict[str, tuple[type, ...]] = {
@@ -98,9 +100,11 @@ def load(folder: str | os.PathLike[str], model: nn.Module | Backbone) -> Detecto
             f"({record['backbone'].get('model')}, head {record['backbone'].get('head')!r}); load that model or fit anew"
         )
     detector = Detector(backbone, record["spec"])
-    calibrated, counts, hashes = (tensors.pop(name, None) for name in (_CALIBRATION, _COUNTS, _HASHES))
+    extra = (_CALIBRATION, _COUNTS, _HASHES, _NOISE)
+    calibrated, counts, hashes, noise = (tensors.pop(name, None) for name in extra)
     _fill(detector, tensors, record["tensors"], path)
     _check_digest(packed, record, path)
+    _check_body(backbone, noise, path)
     classes = cast(int, backbone.describe()["classes"])
     detector.calibration = _calibration(record["calibration"], calibrated, classes, path)
     detector.class_counts = _whole_numbers(counts, (classes,), path / TENSORS)
@@ -165,6 +169,23 @@ def _check_digest(packed: bytes, record: dict[str, Any], path: Path) -> None:
         )
 
 
+def _check_body(backbone: Backbone, noise: Tensor | None, path: Path) -> None:
+    """Refuse a model that has the last layer of the one that was fitted, and another body."""
+    if noise is None:  # saved by an earlier version
+        return
+    now = _noise(backbone)
+    if now.shape != noise.shape or not (now - noise).norm() <= _SAME * noise.norm():
+        raise ValueError(
+            f"the classifier has the last layer that {path} was fitted for, and gives other features; "
+            "load the weights that it was fitted with, or fit anew"
+        )
+
+
+def _noise(backbone: Backbone) -> Tensor:
+    """What the body makes of noise."""
+    return backbone.probe(backbone.image_shape or ()).mean.detach().cpu().float().contiguous()
+
+
 def _unpacked(packed: bytes, path: Path) -> dict[str, Tensor]:
     try:
         return safetensors.torch.load(packed)
@@ -181,6 +202,7 @@ def _tensors(detector: Detector) -> dict[str, Tensor]:
         found[_COUNTS] = detector.class_counts
     if len(detector.sketch.hashes):
         found[_HASHES] = detector.sketch.hashes
+    found[_NOISE] = _noise(detector.backbone)
     return found
 
 

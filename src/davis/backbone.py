@@ -16,7 +16,7 @@ from davis.batches import check_kind, check_values, placement, split_batch
 from davis.class_token import discover_class_token
 from davis.discovery import Adapter, discover, logits_of
 from davis.pooling import summarise
-from davis.self_check import check_logits, check_varies
+from davis.self_check import check_logits, check_model
 from davis.tracing import Replay, TracingError
 from davis.types import Activations, Classifier, Features, Images, Labels, Logits, Map, at_least_float32, evaluating
 
@@ -67,6 +67,8 @@ class Backbone:
                 f"a {type(model).__name__} hides its layers and takes no hooks; "
                 "give the model from before torch.compile or torch.jit"
             )
+        if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+            raise ValueError(f"the weights of {type(model).__name__} are on the meta device; load them first")
         self.model = model
         self.image_shape: tuple[int, ...] | None = None
         self.map_shape: tuple[int, ...] | None = None
@@ -76,6 +78,7 @@ class Backbone:
         self._adapters: dict[Key, Adapter] = {}  # that passed the self-check
         self._widths: tuple[int | None, int | None] = (None, None)  # channels that reach the head, classes
         self._said_one = False
+        self._writes = False  # whether the model changes the images that it is given
         self._lock = _lock_of(model)
 
     @classmethod
@@ -123,15 +126,15 @@ class Backbone:
         check_values(images)  # after the cast, which may have made infinities
         return images
 
-    def probe(self, image_shape: tuple[int, ...]) -> None:
-        """Find and check the last map on noise of an image shape, before any image is seen."""
+    def probe(self, image_shape: tuple[int, ...]) -> Activations:
+        """Find and check the last map on noise of an image shape, before any image is seen; what noise gives."""
         noise = torch.randn((2, *image_shape), generator=torch.Generator().manual_seed(0))
-        self(noise, statistics=())
+        return self(noise, statistics=())
 
     def neck(self, pooled: Features) -> Features:
         """Carry pooled features through what the model does between pooling and its last layer."""
         neck = self._found().neck
-        return pooled if neck is None else neck(pooled).to(pooled.dtype)
+        return pooled if neck is None else _a_tensor(neck(pooled), "neck").to(pooled.dtype)
 
     @property
     def classifier(self) -> Classifier:
@@ -189,7 +192,7 @@ class Backbone:
         read = activations.mean.detach() if token is None else at_least_float32(token.detach())
         features = check_logits(self.model, adapter, activation_map, read, logits.detach())
         if known is None:
-            check_varies(self.model, adapter, images, logits.detach())
+            check_model(self.model, adapter, images, logits.detach())
             self._check_neck(adapter, activations.mean.detach())
             self._widths = (features.shape[1], logits.shape[1])
             self._adapters[key] = adapter
@@ -209,6 +212,12 @@ class Backbone:
             )
 
     def _discover(self, images: Images) -> Adapter:
+        name = compiled_part(self.model)
+        if name is not None:
+            raise ValueError(
+                f"{name or type(self.model).__name__} is compiled, and its layers cannot be watched; "
+                "give the model from before compile(), or pass tap= and head="
+            )
         try:
             return discover_class_token(self.model, images) if self._class_token else discover(self.model, images)
         except TracingError as error:
@@ -223,8 +232,9 @@ class Backbone:
 
     def _run(self, images: Images, *, seen: bool) -> Logits:
         """The model's own output; an error of the model on a shape that never worked is explained."""
+        given = images if seen and not self._writes else images.clone()
         try:
-            output = self.model(images)
+            output = self.model(given)
         except MODEL_ERRORS as error:
             if seen or isinstance(error, torch.cuda.OutOfMemoryError):
                 raise
@@ -233,7 +243,11 @@ class Backbone:
                 f"{type(self.model).__name__} does not take images of shape {tuple(images.shape[1:])} "
                 f"in a batch of {len(images)}{worked} ({_first_line(error)})"
             ) from error
-        return logits_of(output)
+        self._writes = self._writes or (given is not images and not torch.equal(given, images))
+        logits = logits_of(output)
+        if not logits.is_floating_point():
+            raise ValueError(f"the model returned {logits.dtype} logits; they must be real floating-point numbers")
+        return logits
 
     def _forward(self, images: Images, adapter: Adapter, *, seen: bool) -> tuple[Map, Logits, Features | None]:
         """The map, the logits, and the class token where it is what the head reads."""
@@ -255,7 +269,7 @@ class Backbone:
             for hook in hooks:
                 hook.remove()
         output = _tensor(captured, adapter.tap)
-        activation_map = output if adapter.after is None else adapter.after(output)
+        activation_map = output if adapter.after is None else _a_tensor(adapter.after(output), "after")
         if activation_map.ndim < 3 or len(activation_map) != len(images):
             raise ValueError(
                 f"tap {adapter.tap!r} gives {tuple(activation_map.shape)} for {len(images)} images; the map must be "
@@ -308,7 +322,11 @@ def _given_adapter(
         raise ValueError(f"{given} was given without {missing}=; pass both, or none to have them found")
     names = dict(model.named_modules())
     for option, name in (("tap", tap), ("head", head)):
-        if name not in names:
+        if not isinstance(name, str):
+            raise TypeError(
+                f"{option}= takes the name of a module, such as 'layer4'; a {type(name).__name__} was given"
+            )
+        if name not in names or (option == "head" and not name):
             close = difflib.get_close_matches(name, names, n=1)
             hint = f"did you mean {close[0]!r}?" if close else "its modules are listed by model.named_modules()"
             raise ValueError(f"{option}={name!r} is no module of {type(model).__name__}; {hint}")
@@ -330,6 +348,20 @@ def _tensor(captured: dict[str, object], tap: str) -> Tensor:
     if not isinstance(output, Tensor):
         raise TypeError(f"tap {tap!r} returns a {type(output).__name__}; choose a module in it that returns a tensor")
     return output
+
+
+def _a_tensor(value: object, option: str) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{option}= must return a tensor; it returned a {type(value).__name__}")
+    return value
+
+
+def compiled_part(model: nn.Module) -> str | None:
+    """The name of the first module that torch.compile has taken over; "" is the model itself, None is none."""
+    for name, module in model.named_modules():
+        if getattr(module, "_compiled_call_impl", None) is not None or type(module).__name__ == "OptimizedModule":
+            return str(name)
+    return None
 
 
 def _text(function: Callable[[Tensor], Tensor] | None) -> str | None:

@@ -50,13 +50,17 @@ def logits_of(output: object) -> Logits:
     logits = output.get("logits") if isinstance(output, Mapping) else output
     if isinstance(logits, Tensor):
         return logits
-    given = f"a {type(output).__name__}" + (f" with {sorted(output)}" if isinstance(output, Mapping) else "")
+    given = f"a {type(output).__name__}" + (f" with {sorted(map(str, output))}" if isinstance(output, Mapping) else "")
     raise TypeError(f"the model returned {given}; it must return a tensor of logits, or a mapping with 'logits'")
 
 
 def discover(model: nn.Module, images: Images) -> Adapter:
     """Find how a model in eval mode is read, for images of this shape, precision and device."""
     traces, logits = trace_twice(model, images)
+    if not logits.isfinite().all():
+        raise TracingError(
+            "it gives NaN or infinity for noise; its weights are broken, or too large for their precision"
+        )
     trace = traces[0]
     head, last, joint = find_last_layer(model, traces, logits)
     pooling = _find_pooling(traces, last)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from davis.discovery import Adapter, logits_of
 from davis.types import Classifier, Features, Images, Logits, Map
@@ -26,7 +26,10 @@ def check_logits(model: nn.Module, adapter: Adapter, activation_map: Map, mean: 
     where = f"tap {adapter.tap!r} and head {adapter.head!r} of {type(model).__name__}"
     layer = Classifier(adapter.layer(model))
     with torch.no_grad():
-        features = mean if adapter.neck is None else adapter.neck(mean).to(mean.dtype)
+        features = mean if adapter.neck is None else adapter.neck(mean)
+        if not isinstance(features, Tensor):
+            raise TypeError(f"neck= must return a tensor; it returned a {type(features).__name__}")
+        features = features.to(mean.dtype)
         wanted = layer.channels
         if wanted is not None and (features.ndim != 2 or features.shape[1] != wanted):
             raise ValueError(
@@ -34,7 +37,13 @@ def check_logits(model: nn.Module, adapter: Adapter, activation_map: Map, mean: 
                 f"{tuple(features.shape)} and the head takes {wanted} channels; pass neck=, what the model does "
                 "between pooling and the head, or after= if the channels are not on axis 1"
             )
-        computed = layer(features)
+        try:
+            computed = layer(features)
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise ValueError(
+                f"{where} do not meet: the head takes no features {tuple(features.shape)} ({reason})"
+            ) from None
     if computed.shape != logits.shape:
         raise ValueError(f"{where} give logits {tuple(computed.shape)}; the model gives {tuple(logits.shape)}")
     difference = (computed - logits).abs().nan_to_num(torch.inf)
@@ -48,6 +57,51 @@ def check_logits(model: nn.Module, adapter: Adapter, activation_map: Map, mean: 
             "check tap=, after= and neck=, or leave all of them out"
         )
     return features
+
+
+def check_model(model: nn.Module, adapter: Adapter, images: Images, logits: Logits) -> None:
+    """What is asked of a model itself, once for each shape of images."""
+    check_varies(model, adapter, images, logits)
+    check_alone(model, adapter, images, logits)
+    if not Classifier(adapter.layer(model)).is_linear:  # a linear head that leads to the logits says that they are some
+        check_no_probabilities(model, logits)
+
+
+def check_alone(model: nn.Module, adapter: Adapter, images: Images, logits: Logits) -> None:
+    """Refuse a model that judges an image by its company in the batch, as batch norm without statistics of its own."""
+    if len(images) == 1:
+        with torch.no_grad():
+            together = logits_of(model(torch.cat([images, unlike(images.expand(2, *images.shape[1:]))]))).detach()
+        alone, beside = logits, together[:1]
+    else:
+        with torch.no_grad():
+            try:
+                alone, beside = logits_of(model(images[:1].clone())).detach(), logits[:1]
+            except (RuntimeError, ValueError):  # made for batches of one size
+                return
+    difference = float((alone - beside).abs().max())
+    # A batch of another size may run in other kernels, and in TF32: far less than what company does.
+    allowed = 20 * _allowed(Classifier(adapter.layer(model)), logits, logits.dtype)
+    if difference > allowed:
+        raise ValueError(
+            f"{type(model).__name__} judges an image by the others in its batch: its logits alone are up to "
+            f"{difference:.3g} from those in company; give its norm layers statistics of their own (eval mode, "
+            "track_running_stats)"
+        )
+
+
+def check_no_probabilities(model: nn.Module, logits: Logits) -> None:
+    """Refuse outputs of a softmax or its logarithm: every score would be read from rounding."""
+    values = logits.double()
+    if logits.shape[1] < 2:
+        return
+    summed = values.sum(1) if bool((values >= 0).all()) else values.logsumexp(1).exp()
+    if bool(((summed - 1).abs() < 1e-2).all()):
+        kind = "probabilities" if bool((values >= 0).all()) else "log-probabilities"
+        raise ValueError(
+            f"{type(model).__name__} returns {kind}, not logits; let it return what its last linear layer gives, "
+            "or name that layer as head="
+        )
 
 
 def check_varies(model: nn.Module, adapter: Adapter, images: Images, logits: Logits) -> None:
