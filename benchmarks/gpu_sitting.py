@@ -141,6 +141,8 @@ def unpack(parts: Path, data: Path) -> list[str]:
 
 def start(options: argparse.Namespace) -> None:
     """Begin the work in a session of its own, where it is not under way already."""
+    if options.compile and options.threads:
+        raise SystemExit("--compile does not go with --threads: tracing a network holds up the other threads")
     options.work.mkdir(parents=True, exist_ok=True)
     if (pid := driver_of(options.work)) is not None:
         print(f"under way as process {pid}; new parts are found by themselves")
@@ -221,7 +223,7 @@ def begin(
 ) -> subprocess.Popen[bytes] | Thread:
     job.folder.mkdir(parents=True, exist_ok=True)
     if task.kind == "train" and options.threads:
-        return Thread(job, data, compiled=options.compile)
+        return Thread(job, data)
     compiled = ["--compile"] if options.compile else []
     words = command_of(job, data=data, options=["--save-every", "5", *compiled])
     if task.kind == "bench":
@@ -234,9 +236,9 @@ def begin(
 class Thread(threading.Thread):
     """A training in this process, on a stream of its own: its kernels run beside those of the others."""
 
-    def __init__(self, job: Job, data: Path, *, compiled: bool) -> None:
+    def __init__(self, job: Job, data: Path) -> None:
         super().__init__(daemon=True)
-        self.job, self.data, self.compiled = job, data, compiled
+        self.job, self.data = job, data
         self.returncode: int | None = None
         self.start()
 
@@ -253,7 +255,7 @@ class Thread(threading.Thread):
             urgent = -1 if self.job.recipe.arch.startswith(DEEP) else 0
             stream = torch.cuda.Stream(priority=urgent) if torch.cuda.is_available() else None
             with nullcontext() if stream is None else torch.cuda.stream(stream):
-                train(self.job.recipe, self.job.folder, data=self.data, compiled=self.compiled, save_every=5)
+                train(self.job.recipe, self.job.folder, data=self.data, save_every=5)
             self.returncode = 0
         except Exception:
             with (self.job.folder / "train.log").open("a") as log:
@@ -503,7 +505,7 @@ def main() -> None:
         added = verb(function, "work", "parts")
         added.add_argument("--side-by-side", type=int, default=4)
         added.add_argument("--threads", action="store_true", help="train in one process, each on a stream of its own")
-        added.add_argument("--compile", action="store_true", help="fuse kernels by torch.compile")
+        added.add_argument("--compile", action="store_true", help="fuse kernels by torch.compile; not in threads")
         added.add_argument("--mps", action="store_true", help="let the processes share the card at the same time")
         added.add_argument("--no-pixels", dest="pixels", action="store_false", help="leave out ODIN and AdaSCALE")
     added = verb(bench, "work")
