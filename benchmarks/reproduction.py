@@ -250,7 +250,8 @@ INTRODUCTION = """# Reproduction
 The paper's CIFAR comparison with its authors' own DenseNet-101 weights, run by `davis bench` on this library's code.
 This page is written by `benchmarks/reproduction.py` from the runs it names. Device: CPU, two cores, float32
 activations, all 50,000 training images to fit on; no GPU was to be had. Methods that need input gradients (ODIN,
-AdaSCALE) run on fewer images and stand in tables of their own. Networks trained here: [own_networks.md](own_networks.md).
+AdaSCALE) run on fewer images and stand in tables of their own.
+Networks trained here: [own_networks.md](own_networks.md).
 """
 
 FINDINGS = (

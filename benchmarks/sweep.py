@@ -3,7 +3,8 @@
 python benchmarks/sweep.py RESULTS.jsonl > benchmarks/sweep.md      (goes on where it was cut off)
 
 For every module of ``timm.list_modules()`` the smallest variant that has a classifier and is no ``test_`` model, and
-one model for every kind of ``global_pool``. Untrained networks give constant or zero logits, which would pass any
+one model for every kind of ``global_pool``: those that are some model's own, and those that a small ResNet and a small
+ViT can be made with. Untrained networks give constant or zero logits, which would pass any
 check: heads, BatchNorm statistics and everything that starts at a constant are randomised, and a network whose logits
 do not vary from image to image does not count as passed. Denominator, fixed beforehand: models whose
 ``forward_features`` has four dimensions, or tokens with average pooling.
@@ -29,6 +30,10 @@ import davis
 timm = import_module("timm")  # after davis, which lets torchvision be imported beside a CPU build of torch
 
 SMALL = 128  # pixels, for models that take any size
+KINDS = {
+    "resnet10t": ("fast", "fastavg", "max", "fastmax", "avgmax", "fastavgmax", "catavgmax", "fastcatavgmax"),
+    "vit_tiny_patch16_224": ("avg", "avgmax", "max", "map"),
+}
 VARIES = 3e-3  # of the largest logit: three times what the self-check lets pass
 
 
@@ -64,7 +69,16 @@ def chosen_models(file: Path) -> dict[str, str]:
         if found is not None and found[1] not in kinds:
             kinds.add(found[1])
             chosen[f"global_pool={found[1]}"] = name
+    for name, known in KINDS.items():
+        chosen |= {f"{name}, global_pool={kind}": f"{name}(global_pool={kind})" for kind in known}
     return chosen
+
+
+def create(name: str) -> nn.Module:
+    """The untrained model; a name may end in (global_pool=KIND)."""
+    base, _, kind = name.rstrip(")").partition("(global_pool=")
+    made: nn.Module = timm.create_model(base, **({"global_pool": kind} if kind else {}))
+    return made
 
 
 def measure(name: str) -> tuple[int, str] | None:
@@ -87,7 +101,7 @@ def attempt(name: str) -> dict[str, Any]:
     torch.manual_seed(0)
     started = time.monotonic()
     with quiet():
-        model = randomised(timm.create_model(name))
+        model = randomised(create(name))
     images = None
     for size in sizes_of(model):
         images = pictures(size)
@@ -115,7 +129,7 @@ def attempt(name: str) -> dict[str, Any]:
         found["outcome"] = (
             "constant logits" if not spread > VARIES else "passed, map of one position" if one else "passed"
         )
-    except Exception as error:
+    except Exception as error:  # any error is an outcome here
         found |= {"outcome": "refused", "error": f"{type(error).__name__}: {str(error).splitlines()[0]}"}
     return found | {"seconds": round(time.monotonic() - started, 1)}
 
@@ -196,6 +210,9 @@ def write(rows: list[dict[str, Any]]) -> None:
         print(f"- `{row['model']}` ({row['module']}): {row['outcome']}; {row.get('error', '')}")
     for title, members in groups.items():
         print(f"\n## {title.capitalize()} ({len(members)})\n")
+        if "refused" in title:
+            print("\n".join(f"- `{row['model']}`: {row['error']}" for row in members))
+            continue
         print(", ".join(f"`{row['model']}`" + (" (1x1 map)" if "one" in row["outcome"] else "") for row in members))
 
 

@@ -3,8 +3,8 @@
 python benchmarks/sweep_torchvision.py > benchmarks/sweep_torchvision.md
 
 All names of ``torchvision.models.list_models`` that are classifiers of images; weights, BatchNorm statistics and heads
-randomised as in benchmarks/sweep.py. AlexNet, VGG and SqueezeNet have no linear layer behind an averaged map, and ViTs
-read one token: those must be refused with a reason, all others must pass.
+randomised as in benchmarks/sweep.py. AlexNet and VGG flatten their last map, and ViTs read one token: those must be
+refused with a reason, all others must pass.
 """
 
 from __future__ import annotations

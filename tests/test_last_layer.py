@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -199,3 +200,56 @@ def test_distilled_models(name, size, head):
     torch.testing.assert_close(activations.mean, pooled, rtol=1e-4, atol=1e-5)
     again = pooled @ backbone.classifier.weight.T + backbone.classifier.bias
     torch.testing.assert_close(again, activations.logits, rtol=1e-3, atol=1e-4)
+
+
+class ClassMaps(nn.Module):
+    """A map with one channel a class, whose average are the logits."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Conv2d(3, CHANNELS, 3)
+        self.head = nn.Linear(CHANNELS, CLASSES) if kind == "linear" else nn.Conv2d(CHANNELS, CLASSES, 1)
+        self.kind = kind
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = self.body(x).relu()
+        if self.kind == "linear":
+            return self.head(maps.permute(0, 2, 3, 1)).mean((1, 2))
+        maps = self.head(maps)
+        if self.kind == "relu":
+            maps = maps.relu()
+        logits = maps.mean((2, 3))
+        return logits.softmax(1) if self.kind == "softmax" else logits
+
+
+@pytest.mark.parametrize("kind", ["linear", "convolution"])
+def test_a_linear_layer_in_front_of_the_average_is_the_head(kind: str) -> None:
+    model = ClassMaps(kind)
+    backbone = Backbone(model)
+    found = backbone(images())
+    expected = model.body(images()).relu()
+    torch.testing.assert_close(found.max, expected.amax((2, 3)).detach())
+    torch.testing.assert_close(found.mean, expected.mean((2, 3)).detach())
+    assert backbone.describe()["head"] == "head"
+    assert backbone.classifier.channels == CHANNELS
+
+
+def test_class_maps_that_are_bent_are_the_features(tmp_path: Path) -> None:
+    """As in SqueezeNet: the head that changes nothing stands behind them."""
+    model = ClassMaps("relu")
+    backbone = Backbone(model)
+    found = backbone(images())
+    expected = model.head(model.body(images()).relu()).relu().amax((2, 3)).detach()
+    torch.testing.assert_close(found.max, expected)
+    torch.testing.assert_close(backbone.classifier.weight, torch.eye(CLASSES))
+    detector = davis.Detector(backbone, "max + energy")
+    torch.testing.assert_close(detector(images()).score, expected.double().logsumexp(1), rtol=1e-5, atol=1e-6)
+    again = davis.load(davis.save(detector, tmp_path / "d"), ClassMaps("relu"))
+    assert torch.equal(again(images()).score, detector(images()).score)
+
+
+def test_class_maps_before_a_softmax_are_refused() -> None:
+    with pytest.raises(ValueError, match="something follows 'head'"):
+        Backbone(ClassMaps("softmax"))(images())

@@ -45,6 +45,23 @@ def test_class_tokens_are_outside(sweep: ModuleType) -> None:
     assert found["error"].startswith("ValueError: ")
 
 
+@pytest.mark.slow
+def test_kinds_of_pooling(sweep: ModuleType) -> None:
+    passed = sweep.attempt("resnet10t(global_pool=fastavg)")
+    assert (passed["counts"], passed["outcome"]) == (True, "passed")
+    refused = sweep.attempt("resnet10t(global_pool=catavgmax)")
+    assert (refused["counts"], refused["outcome"]) == (True, "refused")
+    assert "a maximum of its last map" in refused["error"]
+    outside = sweep.attempt("vit_tiny_patch16_224(global_pool=map)")
+    assert (outside["counts"], outside["outcome"]) == (False, "refused")
+    assert "attention picks from its last map" in outside["error"]
+
+
+@pytest.mark.slow
+def test_a_map_of_one_position(sweep: ModuleType) -> None:
+    assert sweep.attempt("vgg11")["outcome"] == "passed, map of one position"
+
+
 def test_nothing_stays_constant(sweep: ModuleType) -> None:
     class Net(nn.Module):
         def __init__(self) -> None:

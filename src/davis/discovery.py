@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from davis.last_layer import RESHAPING, find_last_layer
+from davis.last_layer import LINEAR_CALLS, RESHAPING, find_last_layer, owner_of
 from davis.tracing import ADVICE, BATCHES, ENTRY, Call, Node, PerImage, Ref, Replay, Trace, TracingError
-from davis.types import Images, JointHead, Logits
+from davis.types import Images, Logits
 
 PICKING = {"__getitem__", "select", "index_select", "narrow", "unbind", "split", "chunk", "take_along_dim", "gather"}
 CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4}  # of the largest value; half precision: 3e-2
@@ -34,10 +34,10 @@ class Adapter:
     """How a model is read: ``head(neck(mean of after(output of tap)))`` are its logits."""
 
     tap: str  # "" is the images themselves
-    head: str  # of a joint head: its layers' names
+    head: str  # of a joint head: its layers' names; "" where the logits themselves are the average of a map
     after: Callable[[Tensor], Tensor] | None = None
     neck: Callable[[Tensor], Tensor] | None = None
-    joint: JointHead | None = None  # the head, where it is more than one module
+    joint: nn.Module | None = None  # the head, where it is no single module of the model
     token: Token | None = None  # then it is head(neck(token)) that are the logits, and the map stands beside
 
     def layer(self, model: nn.Module) -> nn.Module:
@@ -62,11 +62,44 @@ def discover(model: nn.Module, images: Images) -> Adapter:
             "it gives NaN or infinity for noise; its weights are broken, or too large for their precision"
         )
     trace = traces[0]
-    head, last, joint = find_last_layer(model, traces, logits)
+    try:
+        head, last, joint = find_last_layer(model, traces, logits)
+    except TracingError:
+        if (adapter := _averaged_logits(model, traces, logits)) is not None:
+            return adapter
+        raise
     pooling = _find_pooling(traces, last)
     tap, source = find_tap(trace, pooling.map)
     after = _after(model, traces, source, pooling)
     return Adapter(tap, head, after, _neck(model, traces, pooling.pooled, last), joint)
+
+
+def _averaged_logits(model: nn.Module, traces: tuple[Trace, Trace], logits: Logits) -> Adapter | None:
+    """How a model is read whose logits are the average of a map with one channel a class, as in SqueezeNet.
+
+    A linear layer that made this map as it is could as well stand behind the average, and is taken for the head. Else
+    the head changes nothing.
+    """
+    trace = traces[0]
+    end = trace.ref(logits).index
+    try:
+        pooling = _find_pooling(traces, end)
+        if _neck(model, traces, pooling.pooled, end) is not None:
+            return None
+    except TracingError:
+        return None
+    maker = trace.nodes[pooling.map]
+    read = [parent for parent in maker.parents if trace.nodes[parent].live]
+    head = owner_of(model, trace, maker) if maker.name in LINEAR_CALLS and len(read) == 1 else None
+    identity = None
+    if head is None:
+        identity = nn.Linear(logits.shape[1], logits.shape[1], bias=False, device=logits.device, dtype=logits.dtype)
+        nn.init.eye_(identity.weight)
+    else:
+        axis = _ndim(trace, read[0]) - 1 if isinstance(model.get_submodule(head), nn.Linear) else 1
+        pooling = _Pooling(read[0], pooling.pooled, axis)
+    tap, source = find_tap(trace, pooling.map)
+    return Adapter(tap, head or "", _after(model, traces, source, pooling), None, identity)
 
 
 def trace_twice(model: nn.Module, images: Images, *, gradients: bool = False) -> tuple[tuple[Trace, Trace], Logits]:
@@ -172,6 +205,8 @@ def _why_not(trace: Trace, path: list[int]) -> str:
     names = ", ".join(dict.fromkeys(name.strip("_") for name in calls))
     if any("max" in name and name != "softmax" for name in calls):
         return f"it takes a maximum of its last map ({names}), not its average alone, so the average cannot be replaced"
+    if any("attention" in name or name == "softmax" for name in calls):
+        return f"attention picks from its last map ({names}), so there is no average that could be replaced"
     if any(name in PICKING for name in calls):
         return (
             f"its logits come from one class token ({names}): there is no map that is averaged, so there is "

@@ -28,7 +28,7 @@ def find_last_layer(model: nn.Module, traces: tuple[Trace, Trace], logits: Logit
             continue
         if torch.equal(value.reshape(logits.shape).to(logits.dtype), logits):
             read = [parent for parent in node.parents if trace.nodes[parent].live]
-            owner = _owner(model, trace, node)
+            owner = owner_of(model, trace, node)
             if len(read) != 1:
                 raise TracingError(f"code that torch's calls do not show leads to its last layer{ADVICE}")
             if owner is None:
@@ -37,7 +37,7 @@ def find_last_layer(model: nn.Module, traces: tuple[Trace, Trace], logits: Logit
     joint = _find_joint(model, traces, logits)
     if joint is not None:
         return joint
-    owner = _owner(model, trace, linear[0]) if linear else None
+    owner = owner_of(model, trace, linear[0]) if linear else None
     raise TracingError(
         "its output is not what a last linear layer returned"
         + (f" (something follows {owner!r}: softmax, scaling, pooling)" if owner else "")
@@ -45,7 +45,7 @@ def find_last_layer(model: nn.Module, traces: tuple[Trace, Trace], logits: Logit
     )
 
 
-def _owner(model: nn.Module, trace: Trace, node: Node) -> str | None:
+def owner_of(model: nn.Module, trace: Trace, node: Node) -> str | None:
     """The name of the linear module that made a node."""
     linear: list[tuple[str, nn.Module]] = [
         (name, module) for name, module in model.named_modules() if Classifier(module).is_linear
@@ -76,7 +76,7 @@ def _find_joint(model: nn.Module, traces: tuple[Trace, Trace], logits: Logits) -
             return None
         if not heads:
             continue
-        names = [_owner(model, trace, node) for node in heads]
+        names = [owner_of(model, trace, node) for node in heads]
         value = trace.nodes[start].value
         if len(set(names)) < 2 or None in names or value is None:
             return None
