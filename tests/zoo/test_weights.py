@@ -63,6 +63,21 @@ def test_an_unfinished_training_is_refused(tmp_path: Path) -> None:
         zoo.load_trained(tmp_path)
 
 
+def test_weights_that_are_gone(tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / "weights.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"weights\.safetensors is missing, which card\.json describes"):
+        zoo.load_trained(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "{", "{}", "[]"])
+def test_a_broken_card_is_named(tmp_path: Path, content: str) -> None:
+    write(tmp_path)
+    (tmp_path / "card.json").write_text(content)
+    with pytest.raises(ValueError, match=r"card\.json is .*; remove it and train anew"):
+        zoo.load_trained(tmp_path)
+
+
 def test_the_authors_densenet(shared: Path) -> None:
     """Every key of their checkpoint finds its place, by the documented mapping."""
     state = torch.load(shared / "weights" / "davis_densenet101_cifar10.pt", map_location="cpu", weights_only=True)

@@ -132,6 +132,8 @@ def _value(arch: str, key: str, text: str) -> Value:
         return text
     if not re.fullmatch(r"[1-9]\d*", text):
         raise ValueError(f"{key} of {arch} must be a whole number from 1, got {text!r}")
+    if key == "depth" and (int(text) < 10 or (int(text) - 4) % 6):
+        raise ValueError(f"depth of {arch} must be 10, 16, 22 or another 6n + 4, n layers in each block, got {text}")
     return int(text)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,33 @@ def load_trained(folder: str | Path) -> nn.Module:
     return _open(folder / CARD, folder / WEIGHTS)
 
 
+def read_card(file: Path, needs: Iterable[str] = ("arch", "classes", "head", "sha256")) -> dict[str, Any]:
+    """The model card in a file, with all that is needed of it."""
+    try:
+        card = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is damaged ({error}); remove it and train anew") from None
+    if not isinstance(card, dict):
+        raise ValueError(f"{file} is no model card; remove it and train anew")
+    missing = [key for key in needs if key not in card]
+    if missing:
+        raise ValueError(f"{file} is no model card, it has no {missing[0]!r}; remove it and train anew")
+    return card
+
+
+def check_weights(card_file: Path, card: Mapping[str, Any], weights: Path) -> None:
+    """Refuse a card whose weights are gone, or are others."""
+    if not weights.is_file():
+        raise FileNotFoundError(
+            f"{weights} is missing, which {card_file.name} describes; put it back, or remove {card_file} and train anew"
+        )
+    if sha256_of(weights) != card["sha256"]:
+        raise ValueError(
+            f"{weights} is not the file that {card_file.name} describes: its sha256 differs; "
+            f"put the right one back, or remove {card_file} and train anew"
+        )
+
+
 def quoted(name: str) -> str:
     """The name, quoted where a shell would stumble over its brackets."""
     return f"'{name}'" if "(" in name else name
@@ -57,11 +85,8 @@ def sha256_of(file: Path) -> str:
 
 
 def _open(card_file: Path, weights: Path) -> nn.Module:
-    card = json.loads(card_file.read_text(encoding="utf-8"))
-    if sha256_of(weights) != card["sha256"]:
-        raise ValueError(
-            f"{weights} is not the file that {card_file.name} describes: its sha256 differs; train it anew"
-        )
+    card = read_card(card_file)
+    check_weights(card_file, card, weights)
     model = build(card["arch"], classes=card["classes"], head=card["head"])
     model.load_state_dict(safetensors.torch.load_file(weights))
     return model.eval()
