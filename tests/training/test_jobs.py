@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from davis.cli import main
+from davis.training import train
+from davis.training.__main__ import main as plain_main
 from davis.training.jobs import command_of, read_jobs, run_jobs
 
 TINY = "resnet18(width=2)"
@@ -30,6 +34,9 @@ def written(folder: Path, text: str) -> Path:
     file = folder / "jobs.toml"
     file.write_text(text)
     return file
+
+
+GOOD = "[[train]]\narch = 'resnet18'\ndataset = 'cifar10'\n"
 
 
 def listing(place: Path, dataset: str | None = None) -> str:
@@ -57,11 +64,88 @@ def test_a_file_of_jobs(place: Path, tmp_path: Path) -> None:
         ("[[train]]\narch = 'resnet18'\ndataset = 'cifar10'\n" * 2, "would share the folder"),
         ("side_by_side = 0\n[[train]]\narch = 'resnet18'\ndataset = 'cifar10'", "side_by_side must be a whole number"),
         ("", r"must hold tables \[\[train\]\]"),
+        ("train = [1, 2]", r"training 1 must be a table \[\[train\]\] with arch and dataset, got 1"),
+        ("[[train]]\narch = 3\ndataset = 'cifar10'", "training 1: arch must be a name in quotes, got 3"),
+        (
+            "[[train]]\narch = 'resnet18'\nact = 3\ndataset = 'cifar10'",
+            "training 1: act must be a name in quotes, got 3",
+        ),
+        (
+            "[[train]]\narch = 'resnet18'\ndataset = 3",
+            r"jobs\.toml, training 1: dataset must be a name in quotes, got 3",
+        ),
+        (GOOD + "epochs = '3'", "training 1: epochs must be a whole number, got '3'"),
+        (GOOD + "epochs = 1.5", "training 1: epochs must be a whole number, got 1.5"),
+        (GOOD + "epochs = true", "training 1: epochs must be a whole number, got True"),
+        (GOOD + GOOD + "act = 'silu'\nbatch = 64.0", r"training 2: batch must be a whole number, got 64\.0"),
+        (GOOD + "images = false", "training 1: images must be a whole number, got False"),
+        (GOOD + "rate = '0.1'", "training 1: rate must be a number, got '0.1'"),
+        (GOOD + "decay = nan", "training 1: rate must be above 0"),
+        (GOOD + "seed = 99999999999999999999", "training 1: seed must be at most 4294967295"),
+        ("side_by_side = true\n" + GOOD, "side_by_side must be a whole number from 1, got True"),
     ],
 )
 def test_bad_files(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_jobs(written(tmp_path, text), tmp_path)
+
+
+def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "jobs.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match="is not TOML"):
+        read_jobs(tmp_path / "jobs.toml", tmp_path)
+
+
+def test_two_seeds_are_two_trainings(tmp_path: Path) -> None:
+    jobs, _ = read_jobs(written(tmp_path, GOOD + GOOD + "seed = 1\n" + GOOD + "seed = 2"), tmp_path)
+    assert [job.folder.name for job in jobs] == [
+        "cifar10-resnet18",
+        "cifar10-resnet18_seed1",
+        "cifar10-resnet18_seed2",
+    ]
+
+
+def test_bad_folders_do_not_lose_the_table_of_the_others(place: Path, tmp_path: Path) -> None:
+    """Trained, broken log, broken card, weights gone, somebody else's: nothing is started, every row is there."""
+    text = "".join(
+        f'[[train]]\narch = "{TINY}"\ndataset = "{place}"\nepochs = 1\nbatch = 20\nseed = {seed}\n' for seed in range(5)
+    )
+    jobs, _ = read_jobs(written(tmp_path, text), tmp_path / "out")
+    log, card, weights, foreign = (job.folder for job in jobs[1:])
+    for job in jobs[:4]:
+        train(job.recipe, job.folder, device="cpu")
+    (log / "log.jsonl").write_text("[]\n")
+    (card / "card.json").write_text("{}")
+    (weights / "weights.safetensors").unlink()
+    foreign.mkdir()
+    (foreign / "thesis.tex").touch()
+    said: list[str] = []
+    rows = run_jobs(jobs, say=said.append)
+    assert [row["state"] for row in rows] == ["trained", "failed", "failed", "failed", "failed"]
+    assert rows[0]["error"] is None
+    messages = (f"line 1 of {log / 'log.jsonl'} is damaged", f"{card / 'card.json'} is no model card")
+    messages += (f"{weights / 'weights.safetensors'} is missing", f"{foreign} is not empty and holds no training")
+    for row, message in zip(rows[1:], messages, strict=True):
+        assert row["error"].startswith(message)
+        assert any(message in line for line in said)
+    assert [entry.name for entry in foreign.iterdir()] == ["thesis.tex"]
+
+
+def test_jobs_notice_other_pictures(place: Path, tmp_path: Path) -> None:
+    text = f'[[train]]\narch = "{TINY}"\ndataset = "{place}"\nepochs = 1\nbatch = 20\n'
+    jobs, _ = read_jobs(written(tmp_path, text), tmp_path / "out")
+    train(jobs[0].recipe, jobs[0].folder, device="cpu")
+    with np.load(place / "test.npz") as arrays:
+        images, labels = arrays["images"], arrays["labels"]
+    np.savez(place / "test.npz", images=images[::-1], labels=labels)
+    rows = run_jobs(jobs)
+    assert (rows[0]["state"], rows[0]["test accuracy"] is not None) == ("failed", True)
+    assert "tested with other pictures" in rows[0]["error"]
+
+
+def test_nobody_waits_for_ever(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="at least one training runs at a time, got side_by_side=0"):
+        run_jobs([], side_by_side=0)
 
 
 @pytest.mark.slow
@@ -74,6 +158,7 @@ def test_jobs_run_side_by_side_and_a_bad_one_stops_nobody(place: Path, tmp_path:
     assert rows[0]["epoch"] == "1/1"
     assert 0 <= rows[0]["test accuracy"] <= 1
     assert "error: unknown dataset" in (jobs[2].folder / "output.log").read_text()
+    assert "ended with status 2; see" in rows[2]["error"]
     assert any("ended with status 2" in line for line in said)
     status, out, _ = call("train", "--jobs", file, "--out", tmp_path / "out", "--device", "cpu", "--json")
     assert status == 1
@@ -99,6 +184,8 @@ def test_the_verb(place: Path, tmp_path: Path) -> None:
         (["resnet81", "cifar10"], "did you mean 'resnet18'?"),
         (["resnet18", "cifar12"], "unknown dataset 'cifar12'"),
         (["resnet18", "cifar10", "--head", "cosine"], "unknown head 'cosine'"),
+        (["resnet18", "cifar10", "--seed", "99999999999999999999"], "seed must be at most 4294967295"),
+        (["densenet101(depth=7, growth=1)", "cifar10"], "depth of densenet101 must be 10, 16, 22"),
         (["resnet18", "--jobs", "x.toml"], "--jobs names the networks"),
     ],
 )
@@ -108,6 +195,39 @@ def test_bad_usage_is_one_line(arguments: list[Any], message: str, tmp_path: Pat
     assert err.startswith("error: ")
     assert message in err
     assert len(err.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--device", "foo"], "unknown device 'foo'; training runs on cpu or cuda"),
+        (
+            ["--device", "cpu", "--padding", "5000"],
+            "a padding of 5000 would cut out windows with nothing of the picture",
+        ),
+        (["--device", "cpu", "--batch", "500"], "200 images do not fill one batch of 500"),
+    ],
+)
+def test_a_refused_run_leaves_nothing_behind(
+    arguments: list[Any], message: str, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, out, err = call("train", TINY, place, *arguments, "--out", tmp_path / "new" / "out")
+    assert (status, out, len(err.splitlines())) == (2, "", 1)
+    assert message in err
+    assert not (tmp_path / "new").exists()
+    assert plain_main([TINY, str(place), *arguments, "--out", str(tmp_path / "new" / "out")]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_finished_training_without_its_pictures_is_noted(place: Path, tmp_path: Path) -> None:
+    options = ("--epochs", 1, "--batch", 20, "--device", "cpu", "--out", tmp_path / "run")
+    first = call("train", TINY, place, *options, "--json")[1]
+    shutil.rmtree(place)
+    status, out, err = call("train", TINY, place, *options, "--json")
+    assert (status, out) == (0, first)
+    assert "trained already; its pictures are not there to be compared" in err
 
 
 @pytest.mark.slow

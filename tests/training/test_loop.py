@@ -118,6 +118,104 @@ def test_a_finished_training_is_not_done_again(data: Data, tmp_path: Path) -> No
     assert train(recipe(epochs=1), tmp_path, data=data, device="cpu", watch=never) == card
 
 
+def swapped(data: Data, half: str) -> Data:
+    """The same data but for the order of one half's pictures."""
+    pictures = getattr(data, half)
+    return data._replace(**{half: pictures._replace(images=pictures.images.flip(0))})
+
+
+@pytest.mark.parametrize(("half", "told"), [("train", "on other pictures"), ("test", "tested with other pictures")])
+def test_a_finished_training_is_that_of_its_pictures(data: Data, tmp_path: Path, half: str, told: str) -> None:
+    card = train(recipe(epochs=1), tmp_path, data=data, device="cpu")
+    assert card["data"] == {"train": data.train.sha256(), "test": data.test.sha256()}
+    with pytest.raises(ValueError, match=f"{told}; choose another folder"):
+        train(recipe(epochs=1), tmp_path, data=swapped(data, half), device="cpu")
+
+
+def test_a_card_of_before_says_nothing_of_pictures(data: Data, tmp_path: Path) -> None:
+    """Such as that of the first run on a GPU."""
+    card = train(recipe(epochs=1), tmp_path, data=data, device="cpu")
+    del card["data"]
+    (tmp_path / "card.json").write_text(json.dumps(card))
+    said: list[str] = []
+    assert train(recipe(epochs=1), tmp_path, data=swapped(data, "test"), device="cpu", say=said.append) == card
+    assert len(said) == 1
+    assert "no digest of the pictures" in said[0]
+
+
+def test_a_card_without_its_weights_is_no_finished_training(data: Data, tmp_path: Path) -> None:
+    card = train(recipe(epochs=1), tmp_path, data=data, device="cpu")
+    weights = tmp_path / "weights.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1])
+    with pytest.raises(ValueError, match="its sha256 differs"):
+        train(recipe(epochs=1), tmp_path, data=data, device="cpu")
+    weights.unlink()
+    with pytest.raises(FileNotFoundError, match=r"weights\.safetensors is missing, which card\.json describes"):
+        train(recipe(epochs=1), tmp_path, data=data, device="cpu")
+    (tmp_path / "card.json").unlink()  # as the message says; the checkpoint has it all
+    assert train(recipe(epochs=1), tmp_path, data=data, device="cpu")["sha256"] == card["sha256"]
+    assert weights.read_bytes() == content
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"name": "cifar', "\udcff"])
+@pytest.mark.parametrize("name", ["card.json", "log.jsonl", "checkpoint.safetensors"])
+def test_broken_files_are_named(data: Data, tmp_path: Path, name: str, content: str) -> None:
+    file = tmp_path / name
+    file.write_bytes(content.encode(errors="surrogateescape"))
+    if name == "log.jsonl" and not content:  # as good as none
+        train(recipe(epochs=1), tmp_path, data=data, device="cpu")
+        return
+    with pytest.raises(ValueError) as error:
+        train(recipe(epochs=1), tmp_path, data=data, device="cpu")
+    assert str(file) in str(error.value)
+    assert "\n" not in str(error.value)
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize("key", ["history", "recipe"])
+@pytest.mark.parametrize("value", ["", "{}", "[]", "[{}]", "3"])
+def test_broken_metadata_of_a_checkpoint(data: Data, tmp_path: Path, key: str, value: str) -> None:
+    train(recipe(epochs=1), tmp_path, data=data, device="cpu")
+    (tmp_path / "card.json").unlink()
+    file = tmp_path / "checkpoint.safetensors"
+    with safetensors.safe_open(file, "pt") as stored:
+        metadata = stored.metadata()
+    safetensors.torch.save_file(safetensors.torch.load_file(file), file, metadata | {key: value})
+    if (key, value) == ("history", "[]"):
+        return  # a checkpoint before the first epoch
+    with pytest.raises(ValueError, match=r"checkpoint\.safetensors is damaged"):
+        train(recipe(epochs=1), tmp_path, data=data, device="cpu")
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "curves.svg", "lock", "notes.txt", "log.jsonl"])
+def test_a_folder_of_somebody_else_is_left_alone(data: Data, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(ValueError, match="choose another folder"):
+        train(recipe(epochs=1), tmp_path, data=data, device="cpu")
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [(name, "mine")]
+
+
+def test_what_a_kill_or_a_starter_leaves_is_no_somebody_else_s(data: Data, tmp_path: Path) -> None:
+    for name in ("lock", "output.log", "checkpoint.safetensors.next"):
+        (tmp_path / name).touch()
+    train(recipe(epochs=1), tmp_path, data=data, device="cpu")
+    assert not (tmp_path / "lock").exists()
+
+
+def test_a_place_that_cannot_be_written_to(data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"cannot write in .*file \(File exists\); choose another folder"):
+        train(recipe(epochs=1), tmp_path / "file", data=data, device="cpu")
+
+    def refuse(*arguments: object, **settings: object) -> None:
+        raise PermissionError(13, "Permission denied", "somewhere")  # root may write everywhere
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(ValueError, match=r"cannot write in .*run \(Permission denied\); choose another folder"):
+        train(recipe(epochs=1), tmp_path / "run", data=data, device="cpu")
+
+
 def test_another_training_is_kept_out_of_the_folder(data: Data, tmp_path: Path) -> None:
     train(recipe(epochs=1), tmp_path, data=data, device="cpu")
     with pytest.raises(ValueError, match="holds a training with seed=0, and 1 is asked for; choose another folder"):
@@ -154,6 +252,24 @@ def test_other_pictures_are_not_mixed_in(data: Data, tmp_path: Path) -> None:
     other = data._replace(train=data.train._replace(images=images))
     with pytest.raises(ValueError, match="holds a training on other pictures"):
         train(recipe(), tmp_path / "one", data=other, device="cpu")
+
+
+def test_other_test_pictures_are_not_mixed_in(data: Data, tmp_path: Path) -> None:
+    def cut(progress: Progress) -> None:
+        if progress.epoch == 1:
+            raise Cut
+
+    with pytest.raises(Cut):
+        train(recipe(), tmp_path, data=data, device="cpu", watch=cut)
+    other = swapped(data, "test")
+    with pytest.raises(ValueError, match="tested with other pictures; choose another folder"):
+        train(recipe(), tmp_path, data=other, device="cpu")
+    file = tmp_path / "checkpoint.safetensors"
+    with safetensors.safe_open(file, "pt") as stored:
+        metadata = stored.metadata()
+    del metadata["test"]  # as checkpoints of before are
+    safetensors.torch.save_file(safetensors.torch.load_file(file), file, metadata)
+    assert train(recipe(), tmp_path, data=other, device="cpu")["data"] == other.digests()
 
 
 def test_one_training_at_a_time_in_a_folder(data: Data, tmp_path: Path) -> None:
@@ -204,6 +320,10 @@ def test_a_godin_head_learns(data: Data, tmp_path: Path) -> None:
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
         ({"images": 10}, "10 images do not fill one batch of 20"),
         ({"rate": 0.0}, "rate must be above 0"),
+        ({"decay": float("nan")}, "rate must be above 0"),
+        ({"seed": 2**32}, "seed must be at most 4294967295"),
+        ({"epochs": True}, "epochs must be a whole number, got True"),
+        ({"dataset": ""}, "dataset must be a name in quotes, got ''"),
     ],
 )
 def test_bad_recipes(changes: dict[str, Any], message: str) -> None:
@@ -212,9 +332,40 @@ def test_bad_recipes(changes: dict[str, Any], message: str) -> None:
     assert message in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("dataset", "plain", "name"),
+    [
+        ("good/", "good", "good-resnet18_width2"),
+        ("./good", "good", "good-resnet18_width2"),
+        ("cifar10", "cifar10", "cifar10-resnet18_width2"),
+        ("cifar10/", "./cifar10", "cifar10-resnet18_width2"),
+    ],
+)
+def test_a_dataset_has_one_spelling(dataset: str, plain: str, name: str) -> None:
+    assert (recipe(dataset=dataset).dataset, recipe(dataset=dataset).name) == (plain, name)
+
+
+def test_a_folder_named_by_a_dot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "good").mkdir()
+    monkeypatch.chdir(tmp_path / "good")
+    assert recipe(dataset=".").name == "good-resnet18_width2"
+
+
+def test_the_seed_is_in_the_name_but_0() -> None:
+    assert recipe(seed=0).name == "colours-resnet18_width2"
+    assert recipe(seed=1, head="godin").name == "colours-resnet18_width2_godin_seed1"
+
+
+def test_checkpoints_are_an_epoch_apart_at_least(data: Data, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="at least 1 epoch apart, got save_every=0"):
+        train(recipe(), tmp_path, data=data, device="cpu", save_every=0)
+
+
 def test_devices(data: Data, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="training runs on cpu or cuda"):
         train(recipe(), tmp_path, data=data, device="meta")
+    with pytest.raises(ValueError, match="unknown device 'foo'"):
+        train(recipe(), tmp_path, data=data, device="foo")
     if not torch.cuda.is_available():
         with pytest.raises(ValueError, match="torch finds no CUDA; try cpu"):
             train(recipe(), tmp_path, data=data, device="cuda")

@@ -59,3 +59,19 @@ def test_a_bad_test_set(place: Path, images: np.ndarray, labels: np.ndarray, mes
     np.savez(place / "test.npz", images=images, labels=labels)
     with pytest.raises(ValueError, match=message):
         read(str(place))
+
+
+@pytest.mark.parametrize(
+    ("shape", "labels", "message"),
+    [
+        ((4, 0, 0, 3), [0, 1, 2, 0], "the pictures of train are 0 x 0 pixels; give at least 8 x 8"),
+        ((4, 16, 3, 3), [0, 1, 2, 0], "the pictures of train are 16 x 3 pixels"),
+        ((4, 16, 16, 3), [0, 1000, 2000, 3000], "no train picture has label 1, and the highest is 3000"),
+        ((4, 16, 16, 3), [1, 2, 1, 2], "no train picture has label 0, and the highest is 2"),
+    ],
+)
+def test_a_bad_train_set(place: Path, shape: tuple[int, ...], labels: list[int], message: str) -> None:
+    for name in ("train", "test"):
+        np.savez(place / f"{name}.npz", images=np.zeros(shape, np.uint8), labels=np.array(labels))
+    with pytest.raises(ValueError, match=message):
+        read(str(place))

@@ -86,6 +86,7 @@ def train(
             compiled=compiled,
             save_every=save_every,
             watch=watch,
+            say=note,
         )
     if as_json:
         print(json.dumps(card | {"folder": str(folder)}))

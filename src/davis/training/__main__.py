@@ -48,6 +48,7 @@ def _one(options: argparse.Namespace) -> int:
         compiled=options.compile,
         save_every=options.save_every,
         watch=watch,
+        say=_say,
     )
     sys.stdout.write(json.dumps(card) + "\n")
     return 0

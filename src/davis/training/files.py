@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,45 @@ import torch
 from torch import Tensor, nn
 
 from davis.training.recipe import Recipe
-from davis.zoo.weights import CARD, WEIGHTS
+from davis.zoo.weights import CARD, WEIGHTS, check_weights, read_card
 
 CHECKPOINT, LOG, FIGURE, LOCK = "checkpoint.safetensors", "log.jsonl", "curves.svg", "lock"
 _FORMAT = "1"
+_RECORD = ("epoch", "rate", "loss", "train_accuracy", "test_accuracy", "seconds")
+_ON_CARD = (
+    "name",
+    "arch",
+    "classes",
+    "head",
+    "parameters",
+    "accuracy",
+    "recipe",
+    "device",
+    "seconds",
+    "sha256",
+    "command",
+)
 
 History = list[dict[str, Any]]  # a record for each epoch
+
+
+def check_own(folder: Path) -> None:
+    """Refuse a folder with other things in it: a training writes over nobody else's files.
+
+    Logs may stand there, since whoever starts a training may send its output there; so may what a kill leaves behind.
+    """
+    if not folder.is_dir():
+        return
+    entries = {entry.name: entry for entry in folder.iterdir()}
+    if CHECKPOINT in entries or CARD in entries:
+        return  # whose they are is found when they are read
+    if read_log(folder):
+        return
+    unfinished = {LOG, f"{LOG}.next", f"{CHECKPOINT}.next"}
+    for name, entry in entries.items():
+        empty_lock = name == LOCK and entry.is_file() and entry.stat().st_size == 0
+        if not (empty_lock or name in unfinished or entry.suffix == ".log"):
+            raise ValueError(f"{folder} is not empty and holds no training; choose another folder")
 
 
 def write_atomically(file: Path, content: bytes) -> None:
@@ -36,50 +69,103 @@ def write_atomically(file: Path, content: bytes) -> None:
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """No other process trains in the folder meanwhile; the lock ends with the process, however that ends."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """No other process trains in the folder meanwhile; the lock ends with the process, however that ends.
+
+    Afterwards the lock is gone, and so are folders that were made for this and stayed empty.
+    """
+    made = [place for place in (folder, *folder.parents) if not place.exists()]
     try:
-        fcntl: Any = import_module("fcntl")
-    except ModuleNotFoundError:  # not on Windows
-        yield
-        return
-    with (folder / LOCK).open("w") as lock:
+        with _locked(folder):
+            yield
+    finally:
+        for place in made:
+            with suppress(OSError):  # there are files in it
+                place.rmdir()
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    lock = folder / LOCK
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        stream = lock.open("a")
+    except OSError as error:
+        raise ValueError(f"cannot write in {folder} ({error.strerror}); choose another folder") from None
+    with stream:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl: Any = import_module("fcntl")
+        except ModuleNotFoundError:  # not on Windows
+            yield
+            return
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            same = os.path.samestat(os.fstat(stream.fileno()), lock.stat())
         except OSError:
-            raise ValueError(f"another process trains in {folder}; wait for it, or choose another folder") from None
-        yield
+            same = False
+        if not same:  # held by another, or one that ended has just taken the file away
+            raise ValueError(f"another process trains in {folder}; wait for it, or choose another folder")
+        try:
+            yield
+        finally:
+            if os.fstat(stream.fileno()).st_size == 0:  # ours are empty
+                lock.unlink(missing_ok=True)
 
 
 def save_checkpoint(
-    folder: Path, recipe: Recipe, tensors: Mapping[str, Tensor], history: History, *, data: str
+    folder: Path,
+    recipe: Recipe,
+    tensors: Mapping[str, Tensor],
+    history: History,
+    *,
+    data: str,
+    test: str | None = None,
 ) -> None:
-    """Weights, momenta and the record of each epoch so far; what is random follows from the seed and the epoch."""
+    """Weights, momenta and the record of each epoch so far; what is random follows from the seed and the epoch.
+
+    ``data`` and ``test`` are digests of the pictures that are trained on and tested with.
+    """
     metadata = {"format": _FORMAT, "recipe": json.dumps(recipe.to_dict()), "history": json.dumps(history), "data": data}
-    unfinished = folder / f"{CHECKPOINT}.next"
-    safetensors.torch.save_file({name: _plain(tensor) for name, tensor in tensors.items()}, unfinished, metadata)
-    with unfinished.open("rb") as stream:
-        os.fsync(stream.fileno())
-    os.replace(unfinished, folder / CHECKPOINT)
+    if test is not None:
+        metadata["test"] = test
+    plain = {name: _plain(tensor) for name, tensor in tensors.items()}
+    write_atomically(folder / CHECKPOINT, safetensors.torch.save(plain, metadata))
 
 
-def load_checkpoint(folder: Path, recipe: Recipe, *, data: str) -> tuple[dict[str, Tensor], History] | None:
-    """What was saved last, or None; a folder of another training, or of other pictures, is refused."""
+def load_checkpoint(
+    folder: Path, recipe: Recipe, *, data: str, test: str | None = None
+) -> tuple[dict[str, Tensor], History] | None:
+    """What was saved last, or None; a folder of another training, or of other pictures, is refused.
+
+    Checkpoints of before say nothing of the test pictures.
+    """
     file = folder / CHECKPOINT
     if not file.is_file():
         return None
     try:
         with safetensors.safe_open(file, "pt") as stored:
             metadata = stored.metadata() or {}
-            if metadata.get("format") != _FORMAT or "history" not in metadata:
-                raise ValueError(f"{file} is of another format than {_FORMAT}; remove it to begin anew")
-            _check_same(folder, recipe, json.loads(metadata.get("recipe", "{}")))
-            if metadata.get("data") != data:
-                raise ValueError(f"{folder} holds a training on other pictures; choose another folder")
+            if metadata.get("format") != _FORMAT or not {"recipe", "history", "data"} <= metadata.keys():
+                raise ValueError(
+                    f"{file} is of another format than {_FORMAT}; choose another folder, or remove it to begin anew"
+                )
+            recipe_there, history = json.loads(metadata["recipe"]), json.loads(metadata["history"])
             tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 (no mapping)
-    except safetensors.SafetensorError as error:
+    except (safetensors.SafetensorError, json.JSONDecodeError) as error:
         raise ValueError(f"{file} is damaged ({error}); remove it to begin anew") from error
-    return tensors, json.loads(metadata["history"])
+    if not isinstance(history, list) or not all(_is_record(record) for record in history):
+        raise ValueError(f"{file} is damaged (its history is none); remove it to begin anew")
+    _check_same(file, recipe, recipe_there)
+    stored_digests = {"train": metadata["data"], "test": metadata.get("test")}
+    check_pictures(folder, stored_digests, {"train": data, "test": test})
+    return tensors, history
+
+
+def check_pictures(folder: Path, stored: Mapping[str, Any], own: Mapping[str, str | None]) -> None:
+    """Refuse a training whose digests of pictures are others; what is not known on either side is not compared."""
+    for half, told in (("train", "on other pictures"), ("test", "that is tested with other pictures")):
+        there, here = stored.get(half), own.get(half)
+        if there is not None and here is not None and there != here:
+            raise ValueError(f"{folder} holds a training {told}; choose another folder")
 
 
 def write_log(folder: Path, history: History) -> None:
@@ -90,7 +176,26 @@ def write_log(folder: Path, history: History) -> None:
 def read_log(folder: Path) -> History:
     """The records so far; none where nothing was trained yet."""
     file = folder / LOG
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.is_file() else []
+    if not file.is_file():
+        return []
+    history: History = []
+    for number, line in enumerate(file.read_bytes().splitlines(), 1):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            record = None
+        if not _is_record(record):
+            raise ValueError(
+                f"line {number} of {file} is damaged, or no training's; remove it, or choose another folder"
+            )
+        history.append(record)
+    return history
+
+
+def _is_record(record: object) -> bool:
+    if not isinstance(record, dict):
+        return False
+    return all(isinstance(record.get(key), int | float) for key in _RECORD)
 
 
 def save_weights(folder: Path, state: Mapping[str, Tensor], about: dict[str, str]) -> Path:
@@ -102,10 +207,8 @@ def save_weights(folder: Path, state: Mapping[str, Tensor], about: dict[str, str
         small[name] = _plain(tensor).to(kind)
         if not bool(small[name].isfinite().all()):
             small[name] = _plain(tensor)  # out of float16's range
-    unfinished = folder / f"{WEIGHTS}.next"
     # One key alone: safetensors writes several in an order that differs from run to run, and the bytes with it.
-    safetensors.torch.save_file(small, unfinished, {"davis": json.dumps(about)})
-    os.replace(unfinished, folder / WEIGHTS)
+    write_atomically(folder / WEIGHTS, safetensors.torch.save(small, {"davis": json.dumps(about)}))
     return folder / WEIGHTS
 
 
@@ -120,20 +223,30 @@ def save_card(folder: Path, card: Mapping[str, Any]) -> None:
 
 
 def load_card(folder: Path, recipe: Recipe) -> dict[str, Any] | None:
-    """The card of a finished training of this recipe, or None; a folder of another training is refused."""
-    if not (folder / CARD).is_file():
+    """The card of a finished training of this recipe, or None; a folder of another training is refused.
+
+    So is a card without its weights: nothing is finished there.
+    """
+    file = folder / CARD
+    if not file.is_file():
         return None
-    card: dict[str, Any] = json.loads((folder / CARD).read_text(encoding="utf-8"))
-    _check_same(folder, recipe, card["recipe"])
+    card = read_card(file, _ON_CARD)
+    _check_same(file, recipe, card["recipe"])
+    if not isinstance(card["accuracy"], int | float) or not isinstance(card.get("data", {}), dict):
+        raise ValueError(f"{file} is damaged (its accuracy or its data are none); remove it and train anew")
+    check_weights(file, card, folder / WEIGHTS)
     return card
 
 
-def _check_same(folder: Path, recipe: Recipe, stored: Mapping[str, Any]) -> None:
-    own = recipe.to_dict()
-    for key in own.keys() | stored.keys():
-        if own.get(key) != stored.get(key):
+def _check_same(file: Path, recipe: Recipe, stored: object) -> None:
+    try:
+        there = Recipe(**stored).to_dict()  # type: ignore[arg-type]  # what does not fit is refused there
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{file} is damaged (its recipe: {error}); remove it and train anew") from None
+    for key, asked in recipe.to_dict().items():
+        if asked != there[key]:
             raise ValueError(
-                f"{folder} holds a training with {key}={stored.get(key)!r}, and {own.get(key)!r} is asked for; "
+                f"{file.parent} holds a training with {key}={there[key]!r}, and {asked!r} is asked for; "
                 "choose another folder"
             )
 

@@ -22,12 +22,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from davis.training.files import load_card, read_log
+from davis.training.loop import Said, finished
 from davis.training.recipe import Recipe
 from davis.zoo import canonical
 
@@ -39,8 +40,6 @@ else:
 SIDE_BY_SIDE = 4
 _POLL = 0.2  # seconds
 
-Said = Callable[[str], None]
-
 
 @dataclass(frozen=True)
 class Job:
@@ -50,25 +49,36 @@ class Job:
     folder: Path
 
     def state(self) -> dict[str, Any]:
-        """How far it is, as a row of a table."""
-        history, card = read_log(self.folder), load_card(self.folder, self.recipe)
+        """How far it is, as a row of a table; what is wrong with its files is in the row."""
+        history, card, error = [], None, None
+        try:
+            history = read_log(self.folder)
+            card = load_card(self.folder, self.recipe)
+        except (ValueError, OSError) as problem:
+            error = _one_line(problem)
         last = history[-1] if history else {}
+        state = "trained" if card else ("cut off" if history else "not begun")
         return {
             "name": self.recipe.name,
-            "state": "trained" if card else ("cut off" if history else "not begun"),
+            "state": "failed" if error else state,
             "epoch": f"{last.get('epoch', 0)}/{self.recipe.epochs}",
             "loss": last.get("loss"),
             "test accuracy": card["accuracy"] if card else last.get("test_accuracy"),
             "seconds": round(sum(record["seconds"] for record in history), 1),
             "folder": str(self.folder),
+            "error": error,
         }
+
+    def failed(self, error: str) -> dict[str, Any]:
+        """Its row where it could not be trained."""
+        return self.state() | {"state": "failed", "error": error}
 
 
 def read_jobs(file: Path, out: Path) -> tuple[list[Job], int]:
     """The trainings that a TOML file lists, each with a folder in ``out``, and how many at a time."""
     try:
-        content = tomllib.loads(file.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
+        content = tomllib.loads(file.read_bytes().decode("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{file} is not TOML: {error}") from None
     unknown = content.keys() - {"train", "side_by_side"}
     rows = content.get("train")
@@ -78,21 +88,29 @@ def read_jobs(file: Path, out: Path) -> tuple[list[Job], int]:
     folders = [job.folder for job in jobs]
     twice = next((folder for folder in folders if folders.count(folder) > 1), None)
     if twice is not None:
-        raise ValueError(f"{file}: two trainings would share the folder {twice}; list each once")
+        raise ValueError(
+            f"{file}: two trainings would share the folder {twice}; list each once, and those that differ in "
+            "more than network, dataset, head and seed in files of their own"
+        )
     count = content.get("side_by_side", SIDE_BY_SIDE)
-    if not isinstance(count, int) or count < 1:
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise ValueError(f"{file}: side_by_side must be a whole number from 1, got {count!r}")
     return jobs, count
 
 
-def _job(row: dict[str, Any], place: str, out: Path) -> Job:
+def _job(row: object, place: str, out: Path) -> Job:
     known = {field.name for field in fields(Recipe)} | {"act"}
+    if not isinstance(row, dict):
+        raise ValueError(f"{place} must be a table [[train]] with arch and dataset, got {row!r}")
     if not {"arch", "dataset"} <= row.keys() or row.keys() - known:
         raise ValueError(
             f"{place} needs arch and dataset and may have {', '.join(sorted(known - {'arch', 'dataset'}))}"
         )
     settings = dict(row)
     act = settings.pop("act", None)
+    for key, value in (("arch", settings["arch"]), ("act", act)):
+        if value is not None and not isinstance(value, str):
+            raise ValueError(f"{place}: {key} must be a name in quotes, got {value!r}")
     try:
         recipe = Recipe(**settings | {"arch": with_act(settings["arch"], act)})
     except (ValueError, TypeError) as error:
@@ -134,31 +152,49 @@ def run_jobs(
 
     What a training prints is in ``output.log`` of its folder.
     """
-    waiting = [job for job in jobs if load_card(job.folder, job.recipe) is None]
+    if side_by_side < 1:
+        raise ValueError(f"at least one training runs at a time, got side_by_side={side_by_side}")
+    waiting: list[Job] = []
     running: dict[str, tuple[Job, subprocess.Popen[bytes]]] = {}
-    failed: dict[str, int] = {}
+    failed: dict[str, str] = {}
+
+    def fail(job: Job, error: str) -> None:
+        failed[job.recipe.name] = error
+        say(f"{job.recipe.name}: {error}")
+
+    for job in jobs:
+        try:
+            read_log(job.folder)
+            if finished(job.recipe, job.folder, data=data, say=say) is None:
+                waiting.append(job)
+        except (ValueError, OSError) as error:
+            fail(job, _one_line(error))
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # asked to end: the trainings end too
     try:
         while waiting or running:
             while waiting and len(running) < side_by_side:
                 job = waiting.pop(0)
-                running[job.recipe.name] = (job, start(job, data=data, options=options))
+                try:
+                    running[job.recipe.name] = (job, start(job, data=data, options=options))
+                except OSError as error:
+                    fail(job, f"cannot write in {job.folder} ({error.strerror}); choose another folder")
+                    continue
                 say(f"{job.recipe.name}: begun, {len(waiting)} waiting")
             time.sleep(_POLL)
             for name, (job, process) in list(running.items()):
                 if process.poll() is None:
                     continue
                 del running[name]
+                row = job.state()
                 if process.returncode:
-                    failed[name] = process.returncode
-                    say(f"{name}: ended with status {process.returncode}; see {job.folder / 'output.log'}")
-                else:
-                    say(f"{name}: trained, test accuracy {100 * job.state()['test accuracy']:.2f}")
+                    fail(job, f"ended with status {process.returncode}; see {job.folder / 'output.log'}")
+                elif row["error"] is None and row["test accuracy"] is not None:
+                    say(f"{name}: trained, test accuracy {100 * row['test accuracy']:.2f}")
     finally:
         for _, process in running.values():
             process.terminate()
-    return [job.state() | ({"state": "failed"} if job.recipe.name in failed else {}) for job in jobs]
+    return [job.failed(failed[job.recipe.name]) if job.recipe.name in failed else job.state() for job in jobs]
 
 
 def start(job: Job, *, data: Path | None = None, options: Sequence[str] = ()) -> subprocess.Popen[bytes]:
@@ -166,3 +202,7 @@ def start(job: Job, *, data: Path | None = None, options: Sequence[str] = ()) ->
     job.folder.mkdir(parents=True, exist_ok=True)
     with (job.folder / "output.log").open("ab") as output:
         return subprocess.Popen(command_of(job, data=data, options=options), stdout=output, stderr=output)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -14,7 +14,7 @@ from torch import nn
 
 from davis import __version__
 from davis.training import figure, files
-from davis.training.pictures import NORMALISATION, Data, Pictures, normalised, read
+from davis.training.pictures import NORMALISATION, Data, Pictures, UnknownDataset, normalised, read
 from davis.training.recipe import Recipe
 from davis.training.step import ALONE, Step, capture
 from davis.zoo import build
@@ -35,6 +35,10 @@ class Progress(NamedTuple):
 
 
 Watch = Callable[[Progress], None]
+Said = Callable[[str], None]
+
+
+def _silent(text: str) -> None: ...
 
 
 def train(
@@ -47,24 +51,51 @@ def train(
     compiled: bool = False,
     save_every: int = 1,
     watch: Watch | None = None,
+    say: Said = _silent,
 ) -> dict[str, Any]:
     """The model card of the trained network, whose files are in the folder.
 
     A training that was cut off goes on after its last saved epoch, on a CPU to the same bits; a finished one is not
     done again. ``graph=False`` takes the steps one kernel at a time on a GPU; ``compiled`` lets torch.compile fuse
-    what stands between the convolutions.
+    what stands between the convolutions. ``say`` is told what could not be checked of a finished training.
     """
-    if (card := files.load_card(folder, recipe)) is not None:
+    if save_every < 1:
+        raise ValueError(f"checkpoints are at least 1 epoch apart, got save_every={save_every}")
+    if (card := finished(recipe, folder, data=data, say=say)) is not None:
         return card
     chosen = _device(device)
+    whole = data if isinstance(data, Data) else read(recipe.dataset, data)
     with files.alone_in(folder):
-        return _train(recipe, folder, data, chosen, graph=graph, compiled=compiled, save_every=save_every, watch=watch)
+        return _train(recipe, folder, whole, chosen, graph=graph, compiled=compiled, save_every=save_every, watch=watch)
+
+
+def finished(
+    recipe: Recipe, folder: Path, *, data: Path | Data | None = None, say: Said = _silent
+) -> dict[str, Any] | None:
+    """The card of a training that is done, or None; refused where it is another's, or one of other pictures.
+
+    Pictures that are gone contradict nothing: the card is handed back, and ``say`` is told.
+    """
+    files.check_own(folder)
+    card = files.load_card(folder, recipe)
+    if card is None:
+        return None
+    if not card.get("data"):
+        say(f"{folder}: trained already; its card has no digest of the pictures, so they are not compared")
+        return card
+    try:
+        whole = data if isinstance(data, Data) else read(recipe.dataset, data)
+    except (FileNotFoundError, UnknownDataset) as error:
+        say(f"{folder}: trained already; its pictures are not there to be compared ({error})")
+        return card
+    files.check_pictures(folder, card["data"], whole.digests())
+    return card
 
 
 def _train(
     recipe: Recipe,
     folder: Path,
-    data: Path | Data | None,
+    whole: Data,
     chosen: torch.device,
     *,
     graph: bool,
@@ -72,9 +103,8 @@ def _train(
     save_every: int,
     watch: Watch | None,
 ) -> dict[str, Any]:
-    whole = data if isinstance(data, Data) else read(recipe.dataset, data)
-    digest = whole.train.sha256()
-    stored = files.load_checkpoint(folder, recipe, data=digest)
+    digests = whole.digests()
+    stored = files.load_checkpoint(folder, recipe, data=digests["train"], test=digests["test"])
     with ALONE, torch.random.fork_rng(devices=[]):
         pictures, test = whole.train.first(recipe.images).to(chosen), whole.test.to(chosen)
         torch.manual_seed(recipe.seed)
@@ -87,9 +117,9 @@ def _train(
             history = stored[1]
     with _fastest_kernels():
         take = capture(step) if graph and chosen.type == "cuda" and len(history) < recipe.epochs else step
-        _epochs(step, take, test, recipe, folder, history, save_every, watch, digest)
+        _epochs(step, take, test, recipe, folder, history, save_every, watch, digests)
     with ALONE:
-        return _finish(step, whole, test, recipe, folder, history)
+        return _finish(step, whole, test, recipe, folder, history, digests)
 
 
 def _epochs(
@@ -101,7 +131,7 @@ def _epochs(
     history: files.History,
     save_every: int,
     watch: Watch | None,
-    digest: str,
+    digests: dict[str, str],
 ) -> None:
     """Train from where the history ends."""
     began, resumed_at = time.perf_counter(), len(history)
@@ -128,7 +158,9 @@ def _epochs(
         with ALONE:
             history.append(_record(step, test, recipe, epoch, started))
             if (epoch + 1) % save_every == 0 or epoch + 1 == recipe.epochs:
-                files.save_checkpoint(folder, recipe, step.tensors(), history, data=digest)
+                files.save_checkpoint(
+                    folder, recipe, step.tensors(), history, data=digests["train"], test=digests["test"]
+                )
         files.write_log(folder, history)
         tell(0)
 
@@ -165,7 +197,13 @@ def evaluate(model: nn.Module, test: Pictures, *, half: bool = False, batch: int
 
 
 def _finish(
-    step: Step, whole: Data, test: Pictures, recipe: Recipe, folder: Path, history: files.History
+    step: Step,
+    whole: Data,
+    test: Pictures,
+    recipe: Recipe,
+    folder: Path,
+    history: files.History,
+    digests: dict[str, str],
 ) -> dict[str, Any]:
     """Write weights, figure and card; the accuracy on the card is that of the written file, in float32."""
     about = {"arch": recipe.arch, "dataset": recipe.dataset, "head": recipe.head}
@@ -184,6 +222,7 @@ def _finish(
         "test_images": len(test.labels),
         "train_images": len(step.labels),
         "images_left_out_of_each_epoch": len(step.labels) - used,  # drawn anew in each
+        "data": digests,
         "recipe": recipe.to_dict(),
         "preprocessing": NORMALISATION.to_dict(),
         "precision": "bfloat16 autocast" if test.images.is_cuda else "float32",
@@ -211,12 +250,18 @@ def _fastest_kernels() -> Iterator[None]:
 
 
 def _device(name: str | None) -> torch.device:
-    device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    try:
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError:
+        raise ValueError(f"unknown device {name!r}; training runs on cpu or cuda (cuda:1 is the second)") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device {name!r} cannot be used here: torch finds no CUDA; try cpu")
     if device.type not in ("cuda", "cpu"):
         raise ValueError(f"training runs on cpu or cuda, not on {name!r}")
     if device.type == "cuda":
+        count = torch.cuda.device_count()
+        if (device.index or 0) >= count:
+            raise ValueError(f"device {name!r} cannot be used here: torch finds {count}, the last is cuda:{count - 1}")
         torch.cuda.set_device(device.index or 0)
         return torch.device("cuda", torch.cuda.current_device())
     return device

@@ -17,6 +17,7 @@ from davis.sets import ArraySet, load_npz
 from davis.zoo import CLASSES
 
 NORMALISATION: Preprocessing = PREPROCESSING["cifar10"]  # of the paper's code for both CIFARs; of any folder too
+LEAST_SIDE = 8
 
 
 class Pictures(NamedTuple):
@@ -46,6 +47,14 @@ class Data(NamedTuple):
     test: Pictures
     classes: int
 
+    def digests(self) -> dict[str, str]:
+        """Of the pictures of both halves, by their names."""
+        return {"train": self.train.sha256(), "test": self.test.sha256()}
+
+
+class UnknownDataset(ValueError):
+    """A name that is neither in the catalogue nor that of a folder."""
+
 
 def read(dataset: str, folder: Path | None = None) -> Data:
     """A dataset of the catalogue from the data directory, or the ``train.npz`` and ``test.npz`` of a folder."""
@@ -55,10 +64,10 @@ def read(dataset: str, folder: Path | None = None) -> Data:
     elif Path(dataset).is_dir():
         sets = [load_npz(Path(dataset) / f"{split}.npz", NORMALISATION) for split in ("train", "test")]
     else:
-        raise ValueError(
+        raise UnknownDataset(
             f"unknown dataset {dataset!r}: known are {', '.join(CLASSES)}, or a folder with train.npz and test.npz"
         )
-    train, test = (_pictures(images) for images in sets)
+    train, test = (_pictures(images, dataset) for images in sets)
     if train.images.shape[1:] != test.images.shape[1:]:
         raise ValueError(
             f"{dataset}: train pictures are {tuple(train.images.shape[1:])} and test pictures "
@@ -67,13 +76,26 @@ def read(dataset: str, folder: Path | None = None) -> Data:
     known = CLASSES.get(dataset, int(train.labels.max()) + 1)
     if int(torch.cat([train.labels, test.labels]).max()) >= known or int(train.labels.min()) < 0:
         raise ValueError(f"{dataset}: labels must be whole numbers from 0 to {known - 1}, the highest of train")
+    present = train.labels.unique()  # sorted
+    missing = (present != torch.arange(len(present))).nonzero()
+    if dataset not in CLASSES and len(missing):
+        raise ValueError(
+            f"{dataset}: no train picture has label {int(missing[0])}, and the highest is {known - 1}; "
+            "number the classes 0, 1, 2 ... without gaps"
+        )
     return Data(train, test, known)
 
 
-def _pictures(images: object) -> Pictures:
+def _pictures(images: object, dataset: str) -> Pictures:
     if not isinstance(images, ArraySet) or images.labels is None or images.images.ndim != 4:
         name = getattr(images, "name", "the set")
         raise ValueError(f"{name} must hold colour pictures (count, height, width, 3) and labels to be trained on")
+    height, width = images.images.shape[1:3]
+    if min(height, width) < LEAST_SIDE:
+        raise ValueError(
+            f"{dataset}: the pictures of {images.name} are {height} x {width} pixels; "
+            f"give at least {LEAST_SIDE} x {LEAST_SIDE}, since the networks halve a side up to three times"
+        )
     pixels = torch.from_numpy(np.ascontiguousarray(images.images))
     return Pictures(pixels, torch.from_numpy(images.labels.astype(np.int64)))
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import os
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, get_args
 
-from davis.zoo import HeadKind, canonical, slug
+from davis.zoo import CLASSES, HeadKind, canonical, slug
 
 _DECAYED_AT = (50, 75, 90)  # percent of the epochs; the paper trains for 100
+_MOST_SEED = 2**32 - 1  # what is drawn from the seed and the epoch must fit into 64 bits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,24 +36,45 @@ class Recipe:
     images: int | None = None  # train on the first so many only, for a trial
 
     def __post_init__(self) -> None:
+        self._check_kinds()
         object.__setattr__(self, "arch", canonical(self.arch))
+        object.__setattr__(self, "dataset", _plain(self.dataset))
         if self.head not in get_args(HeadKind):
             raise ValueError(f"unknown head {self.head!r}; known: {', '.join(get_args(HeadKind))}")
         for name, least in (("epochs", 1), ("batch", 2), ("padding", 0), ("seed", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if self.seed > _MOST_SEED:
+            raise ValueError(f"seed must be at most {_MOST_SEED}, got {self.seed}")
         if self.images is not None and self.images < self.batch:
             raise ValueError(f"{self.images} images do not fill one batch of {self.batch}; give more")
-        if not self.rate > 0 or not 0 <= self.momentum < 1 or self.decay < 0:
+        if not 0 < self.rate < math.inf or not 0 <= self.momentum < 1 or not 0 <= self.decay < math.inf:
             raise ValueError(
                 f"rate must be above 0, momentum from 0 to below 1 and decay at least 0, "
                 f"got {self.rate}, {self.momentum} and {self.decay}"
             )
 
+    def _check_kinds(self) -> None:
+        """Settings may come from a file, where a number is easily written as a text, or 1.5 for a count."""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name in ("arch", "dataset"):
+                if not isinstance(value, str) or not value.strip():
+                    raise ValueError(f"{field.name} must be a name in quotes, got {value!r}")
+            elif field.name in ("rate", "momentum", "decay"):
+                if isinstance(value, bool) or not isinstance(value, int | float):
+                    raise ValueError(f"{field.name} must be a number, got {value!r}")
+            elif field.name == "head" or (field.name == "images" and value is None):
+                continue
+            elif isinstance(value, bool) or not isinstance(value, int):
+                raise ValueError(f"{field.name} must be a whole number, got {value!r}")
+
     @property
     def name(self) -> str:
-        """``DATASET-ARCH``, after which files are named."""
-        return f"{Path(self.dataset).name}-{slug(self.arch)}{'_godin' if self.head == 'godin' else ''}"
+        """``DATASET-ARCH``, after which files are named; a GODIN head and a seed other than 0 are part of it."""
+        head = "_godin" if self.head == "godin" else ""
+        seed = f"_seed{self.seed}" if self.seed else ""
+        return f"{Path(os.path.abspath(self.dataset)).name}-{slug(self.arch)}{head}{seed}"
 
     def rate_at(self, epoch: int) -> float:
         """The learning rate of an epoch, the first being 0."""
@@ -70,3 +94,15 @@ class Recipe:
             if value != field.default:
                 words.append(f"--{field.name} {value}")
         return " ".join(words)
+
+
+def _plain(dataset: str) -> str:
+    """One spelling of a dataset: ``good/`` is ``good``, but ``cifar10/`` is a folder and not the catalogue's set.
+
+    >>> _plain("good/"), _plain("./good"), _plain("cifar10"), _plain("cifar10/")
+    ('good', 'good', 'cifar10', './cifar10')
+    """
+    if dataset in CLASSES:
+        return dataset
+    plain = str(Path(dataset))
+    return os.path.join(".", plain) if plain in CLASSES else plain

@@ -34,6 +34,11 @@ class Step:
         self.recipe = recipe
         device = pictures.images.device
         self.side = (pictures.images.shape[1], pictures.images.shape[2])
+        if recipe.padding >= min(self.side):
+            raise ValueError(
+                f"a padding of {recipe.padding} would cut out windows with nothing of the picture in them; "
+                f"give less than its side of {min(self.side)}"
+            )
         self.images = padded(pictures.images, recipe.padding)
         self.labels = pictures.labels
         self.steps = len(self.labels) // recipe.batch  # the last partial batch is left out: shapes stay the same
