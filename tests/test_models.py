@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -156,6 +157,28 @@ class TestWeights:
         Path(name).write_bytes(b"damaged")
         with pytest.raises(ValueError, match="is no file of plain tensors"):
             load_model(f"{tiny}:make", weights=name)
+
+    @pytest.mark.parametrize("kind", ["damaged", "objects", "TorchScript"])
+    def test_torchs_advice_to_run_a_file_is_not_repeated(self, tiny: str, kind: str) -> None:
+        if kind == "damaged":
+            Path("w.pth").write_bytes(b"damaged")
+        elif kind == "objects":
+            torch.save(nn.Linear(2, 2), "w.pth")
+        else:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch would do away with it
+                torch.jit.script(nn.Linear(2, 2)).save("w.pth")
+        with pytest.raises(
+            ValueError, match=r"w\.pth is no file of plain tensors .*: it is damaged, or holds more"
+        ) as caught:
+            load_model(f"{tiny}:make", weights="w.pth")
+        assert "likely succeed" not in str(caught.value)
+        assert "weights_only" not in str(caught.value)
+
+    def test_refuses_names_that_are_numbers(self, tiny: str) -> None:
+        torch.save({1: torch.zeros(2)}, "w.pth")
+        with pytest.raises(ValueError, match="holds no dictionary of tensors"):
+            load_model(f"{tiny}:make", weights="w.pth")
 
     def test_refuses_missing_files(self, tiny: str) -> None:
         with pytest.raises(FileNotFoundError, match=r"gone\.pth is no file; allowed are default, none or a file"):

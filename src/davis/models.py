@@ -266,15 +266,20 @@ def _fill(model: nn.Module, file: Path, name: str) -> None:
         if file.suffix == ".safetensors":
             tensors: Any = safetensors.torch.load_file(file)
         else:
-            tensors = torch.load(file, map_location="cpu", weights_only=True)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # advice on TorchScript files, which are refused
+                tensors = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # damaged files raise nearly anything
-        raise ValueError(
-            f"{file} is no file of plain tensors (.pth, .pt, .safetensors): {_first_line(error)}"
-        ) from error
+        reason = _first_line(error)
+        if "weights_only" in str(error):  # torch's advice is to run what is in the file
+            reason = "it is damaged, or holds more than a state dict, which is never run; save model.state_dict()"
+        raise ValueError(f"{file} is no file of plain tensors (.pth, .pt, .safetensors): {reason}") from error
     for wrapper in _WRAPPERS:
         if isinstance(tensors, Mapping) and isinstance(tensors.get(wrapper), Mapping):
             tensors = tensors[wrapper]
-    if not isinstance(tensors, Mapping) or not all(isinstance(value, Tensor) for value in tensors.values()):
+    if not isinstance(tensors, Mapping) or not all(
+        isinstance(key, str) and isinstance(value, Tensor) for key, value in tensors.items()
+    ):
         raise ValueError(f"{file} holds no dictionary of tensors; save model.state_dict()")
     tensors = {key.removeprefix("module."): value for key, value in tensors.items()}  # of DataParallel
     if isinstance(model, DenseNet) and "encoder.conv1.weight" in tensors:
