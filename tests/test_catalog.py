@@ -101,6 +101,13 @@ class TestFinding:
         with pytest.raises(MissingDataset, match="holds 0 images"):
             catalog.find("svhn_cropped", tmp_path)
 
+    def test_counting_a_folder_says_nothing_of_other_files(self, tmp_path: Path) -> None:
+        (tmp_path / "iNaturalist").mkdir()
+        assert catalog.count_images(tmp_path / "iNaturalist") == 0
+        Image.new("RGB", (2, 2)).save(tmp_path / "iNaturalist" / "0.png")
+        (tmp_path / "iNaturalist" / "list.txt").touch()
+        assert catalog.count_images(tmp_path / "iNaturalist") == 1
+
     def test_the_first_whole_place_is_taken(self, tmp_path: Path) -> None:
         (tmp_path / "tiny-imagenet-200/val/images").mkdir(parents=True)  # unpacking was cut off
         save(tmp_path, "tiny_imagenet", 10_000)

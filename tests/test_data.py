@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import struct
+import warnings
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy
@@ -19,6 +23,7 @@ from davis.data import (
     Images,
     Preprocessing,
     class_folders,
+    class_names,
     decode,
     image_files,
     shuffled,
@@ -152,6 +157,35 @@ class TestDecode:
         found = decode(tmp_path / "a.jpg", Preprocessing(size=16, mean=(0.0,), std=(1.0,)))
         numpy.testing.assert_allclose(found[0].numpy() * 255, upright, atol=6)
 
+    @pytest.mark.parametrize("orientation", range(1, 9))
+    @pytest.mark.parametrize("mode", ["L", "I;16", "P", "RGBA", "CMYK", "RGB"])
+    def test_plain_tiff_files_are_turned_as_others_are(self, tmp_path: Path, mode: str, orientation: int) -> None:
+        """Pillow maps plain TIFF files into memory where it is given a path, and scrambles those that are turned."""
+        if mode == "I;16":
+            values = numpy.random.default_rng(0).integers(0, 65536, (9, 14), dtype=numpy.uint16)
+            picture = Image.fromarray(values)
+        else:
+            picture = noise(0, (14, 9)).convert(mode)
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        picture.save(tmp_path / "a.tif", exif=exif)
+        if mode == "CMYK":  # which PNG does not know
+            picture = picture.convert("RGB")
+        picture.save(tmp_path / "a.png", exif=exif)
+        for preprocessing in (PLAIN, Preprocessing(size=9, mean=(0,), std=(1,), aspect="stretch")):
+            found, expected = (decode(tmp_path / name, preprocessing) for name in ("a.tif", "a.png"))
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+
+    @pytest.mark.parametrize("name", ["x.jpg", "x.png", "x.eps"])
+    def test_postscript_starts_nothing(self, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        from PIL import EpsImagePlugin
+
+        monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *_, **__: pytest.fail("Ghostscript was started"))
+        Image.new("RGB", (8, 8)).save(tmp_path / "real.eps")
+        (tmp_path / "real.eps").rename(tmp_path / name)
+        with pytest.raises(ImageError, match="not an image, or of an unknown kind"):
+            decode(tmp_path / name, PLAIN)
+
     def test_sixteen_bits_are_turned_too(self, tmp_path: Path) -> None:
         values = numpy.array([[0, 65535], [257 * 10, 257 * 20]], numpy.uint16)
         exif = Image.Exif()
@@ -265,7 +299,13 @@ class TestFiles:
         for name in names:
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).touch()
-        found = image_files([tmp_path / "own.data", tmp_path, tmp_path / "a"])
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            found = image_files([tmp_path / "own.data", tmp_path, tmp_path / "a"])
+        assert [str(warning.message) for warning in told] == [
+            f"{tmp_path}: 2 files of other kinds left out (.data, .txt)",
+            f"{tmp_path / 'a'}: 1 files of other kinds left out (.txt)",
+        ]
         assert [str(file.relative_to(tmp_path)) for file in found] == [
             "own.data",
             "a/0.webp",
@@ -286,6 +326,50 @@ class TestFiles:
             image_files([tmp_path / "gone"])
         with pytest.raises(ValueError, match=r"no images in .*; looked for \.bmp, "):
             image_files([tmp_path])
+
+    @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
+    def test_pipes_and_sockets_are_not_waited_for(self, tmp_path: Path) -> None:
+        noise(0).save(tmp_path / "0.png")
+        os.mkfifo(tmp_path / "1.png")
+        (tmp_path / "2.png").symlink_to(tmp_path / "1.png")
+        (tmp_path / "3.png").symlink_to("gone")  # whoever reads it will say so
+        with socket.socket(socket.AF_UNIX) as listening, pytest.MonkeyPatch.context() as patch:
+            patch.chdir(tmp_path)  # the path of a socket must be short
+            listening.bind("4.png")
+        with pytest.warns(UserWarning, match=r"3 files of other kinds left out \(pipe or device\)"):
+            assert [file.name for file in image_files([tmp_path])] == ["0.png", "3.png"]
+        with pytest.raises(ValueError, match="neither a file nor a folder"):
+            image_files([tmp_path / "1.png"])
+
+    def test_folders_that_cannot_be_read_are_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("open", "closed"):
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "0.png").touch()
+        scan = os.scandir
+
+        def refused(path: str) -> Iterator[os.DirEntry[str]]:  # permissions do not stop root
+            if Path(path).name == "closed":
+                raise PermissionError(13, "Permission denied", str(path))
+            return scan(path)
+
+        monkeypatch.setattr(os, "scandir", refused)
+        says = r"cannot read the folder .*closed \(Permission denied\), it is left out"
+        with pytest.warns(UserWarning, match=says):
+            assert image_files([tmp_path]) == [tmp_path / "open" / "0.png"]
+        with pytest.raises(ValueError, match=rf"no images in .*; looked for .*; {says}"):
+            image_files([tmp_path / "closed"])
+
+    def test_where_nothing_is_left_the_error_says_what_is_there(self, tmp_path: Path) -> None:
+        for name in ("a.heic", "b.HEIC", "c.b", "d.d", "e.e", "f.f", "README", ".hidden"):
+            (tmp_path / name).touch()
+        with pytest.raises(ValueError, match=r"; 7 files of other kinds left out \(\.heic, .*, \.\.\.\)$"):
+            image_files([tmp_path])
+
+    def test_class_names(self, tmp_path: Path) -> None:
+        for name in ("dog", "ant", ".git"):
+            (tmp_path / name).mkdir()
+        (tmp_path / "bee").touch()
+        assert class_names(tmp_path) == ("ant", "dog")
 
     def test_class_folders(self, tmp_path: Path) -> None:
         files = [tmp_path / "cat" / "deep" / "1.png", tmp_path / "dog" / "2.png"]

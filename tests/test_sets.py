@@ -7,8 +7,10 @@ import hashlib
 import io
 import json
 import pickle
+import re
 import struct
 import tarfile
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from PIL import Image
 
 from davis.data import ImageError, Preprocessing
 from davis.sets import AnySet, ArraySet, FolderSet, ObjectSet, TarSet, load_npz, open_set
+from davis.sets.classes import agree_on_classes, check_labels
 
 PLAIN = Preprocessing(size=4, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
 CIFAR = Preprocessing(size=32, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
@@ -188,6 +191,24 @@ class TestFoldersAndArchives:
         (tmp_path / "a/ant/1.png").write_bytes(png(pixels(1, 4, 4, 3, seed=1)[0]))
         assert FolderSet(tmp_path / "a", PLAIN).fingerprint() != first
 
+    def test_an_empty_class_folder_keeps_its_number(self, tmp_path: Path) -> None:
+        whole = write_folder(tmp_path / "set")
+        before = whole.fingerprint()
+        (tmp_path / "set/ape").mkdir()
+        (tmp_path / "set/.git").mkdir()
+        images = FolderSet(tmp_path / "set", PLAIN)
+        assert images.classes == ("ant", "ape", "bee")
+        assert images.labels == [0] * 4 + [2] * 4
+        assert images.fingerprint() != before  # a cache keeps the labels, and they are others
+
+    def test_postscript_in_an_archive_starts_nothing(self, tmp_path: Path) -> None:
+        stream = io.BytesIO()
+        Image.new("RGB", (8, 8)).save(stream, "EPS")
+        with tarfile.open(tmp_path / "set.tar", "w") as archive:
+            add(archive, "a.jpg", stream.getvalue())
+        with pytest.raises(ImageError, match="not an image, or of an unknown kind"):
+            everything(TarSet(tmp_path / "set.tar", PLAIN))
+
     def test_one_folder_is_no_class(self, tmp_path: Path) -> None:
         write_folder(tmp_path / "set")
         alone = FolderSet(tmp_path / "set/ant", PLAIN)
@@ -220,6 +241,68 @@ class TestFoldersAndArchives:
             link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
             archive.addfile(link)
         assert len(open_set(tmp_path / "set.tar", PLAIN)) == 1
+
+
+def of_classes(folder: Path, *names: str) -> FolderSet:
+    for name in names:
+        (folder / name).mkdir(parents=True)
+        (folder / name / "0.png").write_bytes(png(pixels(1, 4, 4, 3)[0]))
+    return FolderSet(folder, PLAIN)
+
+
+class TestAgreeing:
+    def test_the_same_classes_as_the_model(self, tmp_path: Path) -> None:
+        first, second = of_classes(tmp_path / "a", *"xyz"), of_classes(tmp_path / "b", *"xyz")
+        arrays = ArraySet("arrays", pixels(2, 4, 4, 3), np.arange(2), PLAIN)
+        agree_on_classes([first, second, arrays], 3)
+        assert first.labels == second.labels == [0, 1, 2]
+        assert arrays.labels is not None
+
+    @pytest.mark.parametrize("packed", [False, True])
+    def test_a_missing_folder_is_numbered_by_the_other_set(self, tmp_path: Path, packed: bool) -> None:
+        whole, part = of_classes(tmp_path / "whole", *"xyz"), of_classes(tmp_path / "part", *"yz")
+        lacking: FolderSet | TarSet = part
+        if packed:
+            with tarfile.open(tmp_path / "part.tar", "w") as archive:
+                archive.add(tmp_path / "part", "part")
+            lacking = TarSet(tmp_path / "part.tar", PLAIN)
+        before = lacking.fingerprint()
+        agree_on_classes([lacking, whole], 3)
+        assert whole.labels == [0, 1, 2]
+        assert sorted(lacking.labels or []) == [1, 2]
+        assert lacking.classes == ("x", "y", "z")
+        assert lacking.fingerprint() != before
+
+    @pytest.mark.parametrize(
+        ("first", "second", "outputs", "labelled", "message"),
+        [
+            ("yz", "yz", 3, (False, False), "first has 2 class folders and the model 3 classes: not used as labels"),
+            ("xyz", "xw", 3, (True, False), "second has 2 class folders, 'w' not among those of .*first and the model"),
+            ("abc", "xyz", 3, (False, False), r"first and .*second name their classes differently \('a', 'x'\): not"),
+            ("wxyz", "xyz", 3, (False, True), "first has 4 class folders, 'w' not among those of .*second and the"),
+        ],
+    )
+    def test_labels_that_do_not_fit_are_left_out(
+        self, tmp_path: Path, first: str, second: str, outputs: int, labelled: tuple[bool, bool], message: str
+    ) -> None:
+        sets = [of_classes(tmp_path / "first", *first), of_classes(tmp_path / "second", *second)]
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            agree_on_classes(sets, outputs)
+        assert re.search(message, str(told[0].message))
+        assert tuple(images.labels is not None for images in sets) == labelled
+        agree_on_classes(sets, outputs)  # said once
+
+    @pytest.mark.parametrize("labels", [None, [], [0, 9]])
+    def test_labels_within_the_model(self, labels: list[int] | None) -> None:
+        check_labels("set", None if labels is None else torch.tensor(labels), 10)
+
+    @pytest.mark.parametrize(("labels", "lie"), [([1, 10], "1..10"), ([-2, 3], "-2..3")])
+    def test_labels_outside_the_model(self, labels: list[int], lie: str) -> None:
+        with pytest.raises(
+            ValueError, match=rf"the labels of set lie in {lie} and the model's classes in 0\.\.9; numb"
+        ):
+            check_labels("set", torch.tensor(labels), 10)
 
 
 def broken_folder(path: Path, broken: set[int]) -> Path:

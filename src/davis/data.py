@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import os
 import random
-from collections import deque
+import stat
+import warnings
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy
 import torch
@@ -19,6 +22,9 @@ from torch import Tensor
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 SUFFIXES = (".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+"""What a picture may be, whatever its name says; Pillow alone would start Ghostscript for PostScript."""
+
 INTERPOLATIONS = {mode.name.lower(): mode for mode in Image.Resampling}
 ASPECTS = ("keep", "stretch")
 
@@ -26,6 +32,7 @@ Item = TypeVar("Item")
 OnError: TypeAlias = Callable[[Path, "ImageError"], None]
 
 _AHEAD = 2  # batches that threads decode before they are asked for
+_KINDS = 5  # of files that are left out, named in one line
 
 
 class ImageError(ValueError):
@@ -143,10 +150,18 @@ def _eight_bit(picture: Image.Image, *, grey: bool) -> Image.Image:
     return picture.convert("L" if grey else "RGB")
 
 
+def opened(content: bytes) -> Image.Image:
+    """The picture that a file's bytes hold.
+
+    Pillow is never given a path: it maps some TIFF files into memory then, and scrambles those that are to be turned.
+    """
+    return Image.open(io.BytesIO(content), formats=FORMATS)
+
+
 def decode(file: Path, preprocessing: Preprocessing) -> Tensor:
     """The picture in a file as the tensor that the classifier takes."""
     try:
-        with Image.open(file) as picture:
+        with opened(file.read_bytes()) as picture:
             return preprocessing(picture)
     except Exception as error:  # decoders of broken files raise nearly anything
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -235,14 +250,20 @@ class Images:
 
 
 def image_files(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
-    """The files among the paths as they are, and the pictures inside the folders, sorted; hidden ones are left out."""
+    """The files among the paths as they are, and the pictures inside the folders, sorted; hidden ones are left out.
+
+    A warning says what else is left out: files of other kinds, folders that cannot be read.
+    """
     found: dict[Path, None] = {}
     for path in map(Path, paths):
         if path.is_dir():
-            inside = sorted(_pictures(path))
-            if not inside:
-                raise ValueError(f"no images in {path}; looked for {', '.join(SUFFIXES)}")
-            found.update(dict.fromkeys(inside))
+            inside = look_into(path)
+            if not inside.pictures:
+                asides = "".join(f"; {aside}" for aside in inside.left_out)
+                raise ValueError(f"no images in {path}; looked for {', '.join(SUFFIXES)}{asides}")
+            for aside in inside.left_out:
+                warnings.warn(f"{path}: {aside}", stacklevel=2)
+            found.update(dict.fromkeys(inside.pictures))
         elif path.is_file():
             found[path] = None
         elif path.exists():
@@ -252,17 +273,53 @@ def image_files(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
     return list(found)
 
 
-def _pictures(folder: Path) -> Iterator[Path]:
+class Inside(NamedTuple):
+    """What a folder holds, and the folders in it."""
+
+    pictures: list[Path]  # sorted
+    left_out: list[str]  # in words, what else is there
+
+
+def look_into(folder: Path) -> Inside:
+    """The pictures in a folder and below it, and what is left out beside hidden files."""
+    pictures: list[Path] = []
+    others: Counter[str] = Counter()
+    unread: list[OSError] = []
     entered: set[str] = set()
-    for parent, folders, names in os.walk(folder, followlinks=True):
+    for parent, folders, names in os.walk(folder, followlinks=True, onerror=unread.append):
         if os.path.realpath(parent) in entered:  # a link to a folder above would never end
             folders.clear()
             continue
         entered.add(os.path.realpath(parent))
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in names:
-            if name.lower().endswith(SUFFIXES) and not name.startswith("."):
-                yield Path(parent, name)
+            file = Path(parent, name)
+            if name.startswith("."):
+                continue
+            if not _may_be_read(file):
+                others["pipe or device"] += 1
+            elif name.lower().endswith(SUFFIXES):
+                pictures.append(file)
+            else:
+                others[file.suffix.lower() or "no suffix"] += 1
+    left_out = [f"cannot read the folder {error.filename} ({error.strerror}), it is left out" for error in unread]
+    if others:
+        kinds = ", ".join(kind for kind, _ in others.most_common(_KINDS)) + (", ..." if len(others) > _KINDS else "")
+        left_out.append(f"{others.total()} files of other kinds left out ({kinds})")
+    return Inside(sorted(pictures), left_out)
+
+
+def _may_be_read(file: Path) -> bool:
+    """Whether reading comes to an end: a pipe would be waited for. A link to nothing is for who reads it to name."""
+    try:
+        return stat.S_ISREG(file.stat().st_mode)
+    except OSError:
+        return True
+
+
+def class_names(folder: Path) -> tuple[str, ...]:
+    """The folders in a folder, sorted, as in one folder per class; those without a picture keep their places."""
+    return tuple(sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")))
 
 
 def class_folders(folder: Path, files: Iterable[Path]) -> dict[Path, str]:

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from numpy.lib import format as npy
 
 from davis.catalog.table import DATASETS, Dataset
-from davis.data import OnError, Preprocessing, image_files
+from davis.data import OnError, Preprocessing, look_into
 from davis.sets import AnySet, open_set
 from davis.sets.formats import split_kind
 
@@ -109,10 +109,7 @@ def count_images(path: Path) -> int | None:
     if path.is_dir():
         if split_kind(path):
             return None
-        try:
-            return len(image_files([path]))
-        except ValueError:
-            return 0
+        return len(look_into(path).pictures)
     if path.suffix != ".npz":
         return None
     try:

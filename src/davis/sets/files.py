@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import tarfile
 import zlib
@@ -14,12 +13,26 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from davis.data import SUFFIXES, ImageError, Images, OnError, Preprocessing, class_folders, image_files
+from davis.data import (
+    SUFFIXES,
+    ImageError,
+    Images,
+    OnError,
+    Preprocessing,
+    class_folders,
+    class_names,
+    image_files,
+    opened,
+)
+from davis.sets.classes import numbered_classes
 from davis.sets.reading import Batches, add_file, counted, digest_of, numbered, once, prepared, reason
 
 
 class FolderSet:
-    """The pictures in a folder, sorted; folders in it are classes, numbered in the order of their names."""
+    """The pictures in a folder, sorted; folders in it are classes, numbered in the order of their names.
+
+    A folder without a picture keeps its number, or the classes after it would move up by one.
+    """
 
     def __init__(
         self,
@@ -36,8 +49,14 @@ class FolderSet:
         self.workers = workers
         self.files = image_files([folder])
         names = class_folders(folder, self.files)
-        self.classes, self.labels = _numbered_classes([names[file] for file in self.files] if names else [])
+        inside = [names[file] for file in self.files] if names else []
+        self.classes, self.labels = numbered_classes(inside, class_names(folder))
         self._report = once(on_error)
+
+    @property
+    def place(self) -> Path:
+        """Where it is."""
+        return self.folder
 
     def keep(self, part: int, parts: int) -> None:
         """Keep one of so many equal parts, which share no picture and have the classes alike.
@@ -56,8 +75,9 @@ class FolderSet:
         return len(self.files)
 
     def fingerprint(self) -> str:
-        """A digest of the files' names and contents and the preprocessing."""
+        """A digest of the files' names and contents, the labels and the preprocessing."""
         digest = digest_of(self.preprocessing)
+        digest.update(json.dumps(self.labels).encode())  # which the names of the files alone do not tell
         for file in self.files:
             digest.update(json.dumps([file.relative_to(self.folder).as_posix(), file.stat().st_size]).encode())
             add_file(digest, file)
@@ -81,15 +101,21 @@ class TarSet:
         self.file = file
         self.preprocessing = preprocessing
         self.members = _picture_members(file)
-        self.classes, self.labels = _numbered_classes(_inner_folders([member.name for member in self.members]))
+        self.classes, self.labels = numbered_classes(_inner_folders([member.name for member in self.members]))
         self._report = once(on_error)
+
+    @property
+    def place(self) -> Path:
+        """Where it is."""
+        return self.file
 
     def __len__(self) -> int:
         return len(self.members)
 
     def fingerprint(self) -> str:
-        """A digest of the archive and the preprocessing."""
+        """A digest of the archive, the labels and the preprocessing."""
         digest = digest_of(self.preprocessing)
+        digest.update(json.dumps(self.labels).encode())
         add_file(digest, self.file)
         return digest.hexdigest()
 
@@ -104,15 +130,6 @@ class TarSet:
         with tarfile.open(self.file) as archive:
             for member in self.members[start:]:
                 yield prepared(self.file / member.name, partial(_open_member, archive, member), self.preprocessing)
-
-
-def _numbered_classes(names: Sequence[str]) -> tuple[tuple[str, ...], list[int] | None]:
-    """The classes in order, and the number of each name's; one folder alone is no class."""
-    classes = tuple(sorted(set(names)))
-    if len(classes) < 2:
-        return (), None
-    numbers = {name: number for number, name in enumerate(classes)}
-    return classes, [numbers[name] for name in names]
 
 
 def _inner_folders(names: Sequence[str]) -> list[str]:
@@ -144,4 +161,4 @@ def _open_member(archive: tarfile.TarFile, member: tarfile.TarInfo) -> Image.Ima
     stream = archive.extractfile(member)
     if stream is None:
         raise ValueError("not a file")
-    return Image.open(io.BytesIO(stream.read()))  # whole: decoders go back and forth, gzip only forth
+    return opened(stream.read())  # whole: decoders go back and forth, gzip only forth
