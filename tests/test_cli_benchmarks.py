@@ -23,6 +23,9 @@ from davis.bench import describe
 from davis.bench.cache import Cached
 from davis.catalog import DATASETS
 from davis.cli import main
+from davis.data import Preprocessing
+from davis.models import load_model
+from davis.sets import FolderSet
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmark.md"
 REPORTS = ["report.csv", "report.parquet", "report.md", "report.tex", "report.html"]
@@ -96,6 +99,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pictures(folder / "crops", random.integers(0, 90, (15, 8, 8, 3), dtype=numpy.uint8))
     pictures(folder / "broken", random.integers(0, 90, (9, 8, 8, 3), dtype=numpy.uint8))
     (folder / "broken" / "3.png").write_bytes(b"no image")
+    pictures(folder / "one", random.integers(0, 90, (1, 8, 8, 3), dtype=numpy.uint8))
     return folder
 
 
@@ -282,6 +286,69 @@ class TestWithoutFile:
         assert len(done.shown["rows"]) == 10
 
 
+class TestClassFolders:
+    GIVEN = ("bench", "--model", RGB, "--size", 8, "--ood", "crops", "--method", "nci", "--method", "mahalanobis")
+
+    @pytest.fixture
+    def sets(self, workplace: Path, tmp_path: Path) -> Path:
+        for name in ("train", "held"):
+            shutil.copytree(workplace / name, tmp_path / name)
+        return tmp_path
+
+    def bench(self, run: Run, sets: Path, out: str) -> tuple[Result, dict[str, float]]:
+        given = ("--fit", sets / "train", "--id", sets / "held", "--out", sets / out, "--cache", sets / "cache")
+        done = run(*self.GIVEN, *given, "--json")
+        assert done.status == 0, done.err
+        return done, {row["detector"]: row["farood AUROC"] for row in done.shown["rows"]}
+
+    def accuracy(self, sets: Path) -> float:
+        """What the network has on the images of class 1 that are tested."""
+        images = FolderSet(sets / "held" / "1", Preprocessing(size=8))
+        found = load_model(RGB)(torch.cat([batch for batch, _, _ in images.batches(0, 100)])).argmax(1)
+        return float(found.eq(1).double().mean())
+
+    @pytest.mark.parametrize("gone", [False, True])
+    def test_a_class_without_test_images(self, run: Run, sets: Path, gone: bool) -> None:
+        self.bench(run, sets, "before")
+        shutil.rmtree(sets / "held" / "0")
+        if not gone:
+            (sets / "held" / "0").mkdir()
+        done, _ = self.bench(run, sets, "after")
+        if gone:  # one folder alone is no class
+            assert done.shown["accuracy"] is None
+        else:
+            assert done.shown["accuracy"] == pytest.approx(self.accuracy(sets))
+        assert all(line.startswith("wrote ") for line in done.err.splitlines())
+
+    @pytest.mark.filterwarnings("default")
+    def test_one_of_three_folders_for_two_classes(self, run: Run, sets: Path) -> None:
+        shutil.copytree(sets / "held" / "0", sets / "held" / "more")
+        done, _ = self.bench(run, sets, "out")
+        assert done.shown["accuracy"] is None
+        said = [line for line in done.err.splitlines() if not line.startswith("wrote ")]
+        assert len(said) == 1
+        assert "held has 3 class folders, 'more' not among those of" in said[0]
+        assert "and the model 2 classes: not used as labels" in said[0]
+
+    @pytest.mark.filterwarnings("default")
+    def test_neither_set_has_the_models_classes(self, run: Run, sets: Path) -> None:
+        for name in ("train", "held"):
+            shutil.copytree(sets / name / "0", sets / name / "more")
+        done, _ = self.bench(run, sets, "out")
+        assert done.shown["accuracy"] is None
+        said = [line for line in done.err.splitlines() if not line.startswith("wrote ")]
+        assert [line.partition(": not used")[0] for line in said] == [
+            f"warning: {sets / name} has 3 class folders and the model 2 classes" for name in ("train", "held")
+        ]
+
+    @pytest.mark.filterwarnings("default")
+    def test_files_of_other_kinds_are_said_once(self, run: Run, sets: Path) -> None:
+        (sets / "held" / "0" / "list.txt").touch()
+        given = [*self.GIVEN, "--id", sets / "held", "--out", sets / "out"]  # read for both halves
+        said = [line for line in run(*given).err.splitlines() if line.startswith("warning: ")]
+        assert said == [f"warning: {sets / 'held'}: 1 files of other kinds left out (.txt)"]
+
+
 class TestBrokenImages:
     GIVEN = ("bench", "--model", RGB, "--size", 8, "--id", "held", "--ood", "broken", "--method", "msp", "--json")
 
@@ -316,6 +383,10 @@ class TestErrors:
             ),
             (["--model", RGB, "--id", "held"], "--model needs --id FOLDER and at least one --ood FOLDER"),
             (["--model", RGB, "--ood", "crops"], "--model needs --id FOLDER and at least one --ood FOLDER"),
+            (["--model", RGB, "--id", "held", "--ood", "held"], "the OOD set held names the ID images"),
+            (["--model", RGB, "--id", "held", "--ood", "held/0"], "6 of the 12 pictures of 0 are also in fit; give"),
+            (["--model", RGB, "--id", "one", "--ood", "crops"], "1 pictures in"),
+            (["--model", RGB, "--id", "held", "--ood", "gone", "--ood", "lost"], "2 things are missing: (1) no "),
             (["--model", RGB, "--id", "gone", "--ood", "crops"], "gone"),
             (["--model", f"{MODULE}:gone", "--id", "held", "--ood", "crops"], f"module '{MODULE}' has no 'gone'"),
             (["digits.toml", "--method", "mspp"], "unknown stage 'mspp' in 'mspp'; did you mean 'msp'?"),

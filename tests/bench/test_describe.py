@@ -271,6 +271,50 @@ class TestBuild:
         with pytest.raises(ValueError, match="two image sets have the same name: train, val, val, odd; give each"):
             run(found, place / "run", cache=place / "cache")
 
+    @pytest.mark.parametrize("role", ["train", "val", "dark"])
+    def test_a_set_in_which_nothing_can_be_read_is_named(self, place: Path, role: str) -> None:
+        for file in (place / role).rglob("*.png"):
+            file.write_bytes(b"no image")
+        found = built(place, on_error=lambda *_: None)
+        count = {"train": 8, "val": 5, "dark": 5}[role]
+        with pytest.raises(ValueError, match=f"none of the {count} pictures of {role} can be read"):
+            run(found, place / "run", cache=place / "cache")
+
+    @pytest.mark.parametrize(
+        ("also", "shares"), [("", "fit, test"), ("\ncalibration = true", "fit, calibration, test")]
+    )
+    def test_too_few_images_to_split(self, place: Path, also: str, shares: str) -> None:
+        pictures(place / "few", len(shares.split(", ")) - 1)
+        with pytest.raises(ValueError, match=f"pictures in few are too few for {shares}; give more"):
+            built(place, GOOD.replace('fit = "train"\ntest = "val"', f'images = "few"{also}'))
+
+    def test_known_and_unknown_share_no_picture(self, place: Path) -> None:
+        (place / "linked").symlink_to(place / "val")
+        (place / "mixed").mkdir()
+        pictures(place / "mixed", 2)
+        (place / "mixed" / "link.png").symlink_to(place / "train" / "a" / "0.png")
+        for ood, message in (
+            ("linked", "5 of the 5 pictures of dark are also in val"),
+            ("mixed", "1 of the 3 pictures of dark are also in train"),
+            ("train/a", "4 of the 4 pictures of dark are also in train"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                built(place, GOOD.replace('dark = "dark"', f'dark = "{ood}"'))
+        with pytest.raises(ValueError, match="4 of the 4 pictures of a are also in train"):
+            built(place, GOOD.replace('test = "val"', 'test = "train/a"'))
+
+    def test_an_ood_folder_around_the_id_images(self, place: Path) -> None:
+        pictures(place / "all" / "train", 6)
+        pictures(place / "all" / "other", 5)
+        given = GOOD.replace('fit = "train"\ntest = "val"', 'images = "all/train"')
+        with pytest.raises(ValueError, match="3 of the 11 pictures of dark are also in fit; give images that are not"):
+            built(place, given.replace('dark = "dark"', 'dark = "all"'))
+
+    def test_missing_weights_and_images_are_named_together(self, place: Path) -> None:
+        text = GOOD.replace("[preprocessing]", 'weights = "gone.pt"\n[preprocessing]')
+        with pytest.raises(FileNotFoundError, match=r"2 things are missing: \(1\) no 'gone.pt' .*\(2\) no 'gone/dark'"):
+            built(place, text.replace('dark = "dark"', 'dark = "gone/dark"'))
+
     def test_broken_images_are_reported(self, place: Path) -> None:
         (place / "dark" / "2.png").write_bytes(b"no image")
         told: list[Path] = []
@@ -379,6 +423,7 @@ class TestShipped:
         (('test = "val"', 'test = "val"\ncalibration = true'), "calibration = true takes a third of images"),
         (('test = "val"', 'test = "val"\ncalibration = "train"'), "names the same images twice"),
         (('test = "val"', 'test = "val"\ncalibration = 1'), "1 stands where a text is expected"),
+        (('dark = "dark"', 'dark = "val"'), "the OOD set dark names the ID images 'val'; give other images"),
     ],
 )
 def test_descriptions_that_would_be_misread(place: Path, change: tuple[str, str], says: str) -> None:

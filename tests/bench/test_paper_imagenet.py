@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from PIL import Image
 from davis.bench import describe
 from davis.bench.report import tabulate
 from davis.bench.run import run
-from davis.catalog import DATASETS
+from davis.catalog import DATASETS, MissingDataset
 
 ARCHS = ("resnet50", "densenet121", "mobilenet_v2", "efficientnet_b0", "swin_b", "convnext_base")
 SETS = ("inaturalist", "sun", "places", "textures", "openimage_o", "ssb_hard", "ninco", "imagenet_o")
@@ -48,6 +49,24 @@ def test_it_names_the_papers_sets(arch: str) -> None:
     assert f"davis(gamma={gamma}) + energy" in describe.methods(description)
 
 
+def test_all_that_is_missing_is_named_before_weights_are_fetched(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(describe, "load_model", lambda *_, **__: pytest.fail("the model was loaded"))
+    description, folder = describe.read("paper-imagenet-resnet50")
+    shutil.rmtree(data / DATASETS["sun"].places[0])
+    with pytest.raises(MissingDataset, match=r"^sun \(SUN scenes, .*; to get it: http.*/SUN\.tar\.gz"):
+        describe.build(description, folder, data=data)
+    with pytest.raises(MissingDataset, match=r"^10 things are missing: ") as caught:
+        describe.build(description, folder, data=tmp_path / "nothing")
+    text = str(caught.value)
+    assert "\n" not in text
+    assert "(1) no 'imagenet/train' beside the benchmark" in text
+    for number, name in enumerate(("imagenet", *SETS), 2):
+        assert f"({number}) {name} (" in text
+        assert DATASETS[name].how in text
+
+
 @pytest.mark.slow
 def test_it_runs(data: Path, tmp_path: Path) -> None:
     description, folder = describe.read("paper-imagenet-mobilenet_v2")
@@ -55,7 +74,8 @@ def test_it_runs(data: Path, tmp_path: Path) -> None:
     description["methods"] = chosen
     built = describe.build(description, folder, data=data, weights="none", batch=4)
     assert len(built.fit) == 12
-    found = run(built, tmp_path / "run", cache=tmp_path / "cache")
+    with pytest.warns(UserWarning, match="has 2 class folders and the model 1000 classes: not used as labels"):
+        found = run(built, tmp_path / "run", cache=tmp_path / "cache")
     assert {row.set for row in found.rows} == set(SETS)
     assert set(found.groups.values()) == {"far", "near"}
     assert found.facts["images"] == {"train": 12, "imagenet": 4, **dict.fromkeys(SETS, 4)}

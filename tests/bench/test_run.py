@@ -251,6 +251,32 @@ class TestRun:
         assert "NaN or infinity" in found.facts["left_out"]["mean + maxlogit"]
         assert set(found.facts["accuracy_by_spec"]) == set(found.specs)
 
+    def test_labels_outside_the_models_classes_are_refused(self, backbone: davis.Backbone, tmp_path: Path) -> None:
+        for role, name in (("fit", "train"), ("test", "test")):
+            images = pictures(name, 70, 9, labelled=True)
+            assert images.labels is not None
+            images.labels += 1
+            described = replace(benchmark(backbone, ["energy"]), **{role: images})  # type: ignore[arg-type]
+            message = rf"the labels of {name} lie in 1\.\.5 and the model's classes in 0\.\.4; number them from 0"
+            with pytest.raises(ValueError, match=message):
+                run(described, tmp_path / role, cache=tmp_path / "cache")
+            assert not (tmp_path / role).exists()
+
+    def test_labels_of_ood_images_may_be_any(self, backbone: davis.Backbone, tmp_path: Path) -> None:
+        odd = pictures("odd", 30, 9, labelled=True)
+        assert odd.labels is not None
+        odd.labels += 90
+        run(replace(benchmark(backbone, ["energy"]), ood={"odd": (odd, "far")}), tmp_path / "run", cache=tmp_path / "c")
+
+    def test_the_same_images_as_id_and_ood(self, backbone: davis.Backbone, tmp_path: Path) -> None:
+        for count, seed, name in ((70, 2, "test"), (150, 1, "train")):
+            described = replace(
+                benchmark(backbone, ["energy"]), ood={"same": (pictures("same", count, seed, labelled=True), "far")}
+            )
+            with pytest.raises(ValueError, match=f"the OOD set same is the ID set {name}: give other images"):
+                run(described, tmp_path / "run", cache=tmp_path / "cache")
+        assert not (tmp_path / "run").exists()
+
     def test_pixels_are_taken_from_all_over_a_set(self) -> None:
         images = pictures("sorted", 70, 5)
         chosen = torch.cat(list(_some(images, 20, 32)))

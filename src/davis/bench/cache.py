@@ -66,6 +66,11 @@ class Cached:
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:20]
 
     @property
+    def data(self) -> str:
+        """The digest of the pictures that it was filled from."""
+        return str(self.record["data"])
+
+    @property
     def skipped(self) -> int:
         """Pictures of the set that could not be decoded."""
         return int(self.record["position"]) - len(self)
@@ -117,8 +122,7 @@ def fill(
     """
     if dtype not in ("float32", "float16"):
         raise ValueError(f"activations are kept in float32 or float16, not {dtype!r}")
-    first = next(iter(images.batches(0, 2)))[0]
-    backbone(first[:2], statistics=())
+    backbone(first_images(images), statistics=())
     identity = {
         "format": FORMAT,
         "weights": weights_sha256(backbone),
@@ -133,6 +137,14 @@ def fill(
         _create(folder, backbone, images, identity)
     _resume(folder, backbone, images, progress)
     return Cached(folder, device=next(backbone.model.parameters()).device)
+
+
+def first_images(images: ImageSet) -> Images:
+    """One or two images of a set; an error that names it where there is none."""
+    first = next((batch for batch, _, _ in images.batches(0, 2) if len(batch)), None)
+    if first is None:
+        raise ValueError(f"none of the {len(images)} pictures of {images.name} can be read; repair or replace them")
+    return first[:2]
 
 
 def _place(root: Path, name: str, identity: dict[str, Any]) -> Path:
@@ -164,7 +176,7 @@ def weights_sha256(backbone: Backbone) -> str:
 
 def _create(folder: Path, backbone: Backbone, images: ImageSet, identity: dict[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    probe = backbone(next(iter(images.batches(0, 2)))[0][:1], statistics=identity["statistics"])
+    probe = backbone(first_images(images)[:1], statistics=identity["statistics"])
     columns = {name: value for name, value in probe._asdict().items() if value is not None}
     columns["labels"] = torch.zeros(1, dtype=torch.int64)
     for name, value in columns.items():

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from davis.backbone import Backbone
 from davis.bench.cache import ImageSet
 from davis.bench.results import Group
 from davis.bench.run import Benchmark
-from davis.catalog import DATASETS, open_dataset
+from davis.catalog import DATASETS, MissingDataset, find, open_dataset
 from davis.data import OnError, Preprocessing
 from davis.models import is_version, load_model, place_on, preprocessing_of
 from davis.presets import presets
@@ -149,6 +149,9 @@ def check(description: Mapping[str, Any], place: str) -> dict[str, Any]:
             f"{place}: [id] names the same images twice; give others, or images = FOLDER (and calibration = true) to "
             "split one folder"
         )
+    for key, value in {**near, **far}.items():
+        if value in used:
+            raise ValueError(f"{place}: the OOD set {key} names the ID images {value!r}; give other images")
     for key in ("capacity", "pixel_images"):
         if description.get(key, 1) < 1:
             raise ValueError(f"{place}: {key} must be at least 1")
@@ -170,10 +173,14 @@ def build(
     on_error: OnError | None = None,
 ) -> Benchmark:
     """The benchmark that a description means, with its model loaded and its images found."""
+    specs = methods(description)
     name, chosen = description["model"]["name"], weights or description["model"].get("weights", "default")
-    if chosen not in ("default", "none") and not is_version(chosen):
-        given = Path.cwd() / chosen  # on the command line, paths start where the user is
-        chosen = str(given if weights and given.is_file() else _locate(chosen, folder, data))
+    own = chosen not in ("default", "none") and not is_version(chosen)
+    given = Path.cwd() / chosen  # on the command line, paths start where the user is
+    beside = own and not (weights and given.is_file())
+    _check_there(description, [chosen] if beside else [], folder, data)  # before weights are fetched for nothing
+    if own:
+        chosen = str(_locate(chosen, folder, data) if beside else given)
     with contextlib.redirect_stdout(sys.stderr):  # a user's module may print, and stdout is for results
         model = place_on(load_model(name, weights=chosen), device)
     preprocessing = preprocessing_of(name, model)
@@ -191,6 +198,7 @@ def build(
         for key, source in description.get(group, {}).items():
             ood[key] = (images(key, source), group)
     fit, calibration, test = _known(description["id"], images)
+    _check_apart([part for part in (fit, calibration, test) if part is not None], [part for part, _ in ood.values()])
     paper = description.get("paper")
     return Benchmark(
         name=description["name"],
@@ -200,7 +208,7 @@ def build(
         calibration=calibration,
         test=test,
         ood=ood,
-        specs=methods(description),
+        specs=specs,
         paper=None if paper is None else (str(paper[0]), str(paper[1])),
         gamma=float(description.get("gamma", 1)),
         pixel_images=description.get("pixel_images", 2000),
@@ -240,7 +248,13 @@ def _known(
         for place, (name, part) in enumerate(parts.items()):
             if not isinstance(part, FolderSet):
                 raise ValueError(f"{identity['images']!r} is no folder to be split; give [id] fit and test")
+            count = len(part)
             part.keep(place, len(parts))
+            if len(part) == 0:
+                raise ValueError(
+                    f"{count} pictures in {identity['images']} are too few for {', '.join(shares)}; give more, or "
+                    "images to fit on of their own"
+                )
             if identity["images"] in DATASETS:  # which gave all parts its own name
                 part.name += f"_{name}"
     else:
@@ -252,6 +266,46 @@ def _known(
         if name in parts and names.count(parts[name].name) > 1:
             parts[name].name += f"-{name}"
     return parts["fit"], parts.get("calibration"), parts["test"]
+
+
+def _check_there(description: Mapping[str, Any], files: Sequence[str], folder: Path, data: Path) -> None:
+    """One error for all that is missing, each with how to get it."""
+    identity = [source for source in description["id"].values() if isinstance(source, str)]
+    ood = [source for group in ("far", "near") for source in description.get(group, {}).values()]
+    missing: list[FileNotFoundError] = []
+    for source in dict.fromkeys([*files, *identity, *ood]):
+        try:
+            if source in DATASETS and source not in files:
+                find(source, data)
+            else:
+                _locate(source, folder, data)
+        except FileNotFoundError as error:
+            missing.append(error)
+    if len(missing) == 1:
+        raise missing[0]
+    if missing:
+        items = "; ".join(f"({number}) {error}" for number, error in enumerate(missing, 1))
+        raise MissingDataset(f"{len(missing)} things are missing: {items}")
+
+
+def _check_apart(known: Sequence[ImageSet], unknown: Sequence[ImageSet]) -> None:
+    """Refuse pictures that are fitted on and tested, or ID and OOD, at once."""
+    files = [(images, _identities(images)) for images in (*known, *unknown)]
+    for place, (images, mine) in enumerate(files[: len(known)]):
+        for other, theirs in files[place + 1 :]:
+            if shared := len(mine & theirs):
+                raise ValueError(
+                    f"{shared} of the {len(theirs)} pictures of {other.name} are also in {images.name}; "
+                    "give images that are not shared"
+                )
+
+
+def _identities(images: ImageSet) -> set[tuple[int, int]]:
+    """The files of a folder by device and number, which links and nested folders share; empty for other sets."""
+    if not isinstance(images, FolderSet):
+        return set()
+    found = (file.stat() for file in images.files if file.exists())
+    return {(entry.st_dev, entry.st_ino) for entry in found}
 
 
 def _stem(path: str) -> str:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from davis import __version__
 from davis.backbone import Backbone
-from davis.bench.cache import STATISTICS, Cached, Dtype, ImageSet, fill
+from davis.bench.cache import STATISTICS, Cached, Dtype, ImageSet, fill, first_images
 from davis.bench.folder import LeftOut, check_free, claim, scores_file
 from davis.bench.overhead import overhead
 from davis.bench.results import Group, Results, Row, compare, save, save_arrays, write_atomically
@@ -28,6 +28,7 @@ from davis.calibrate import calibrate, needed
 from davis.detector import Detector
 from davis.joint_fit import fit_from_activations, fit_together
 from davis.scoring import Scored, accuracies, score_all, those_that_work
+from davis.sets.classes import agree_on_classes, check_labels
 from davis.statistics import CAPACITY
 from davis.types import Images
 
@@ -88,6 +89,8 @@ def run(benchmark: Benchmark, folder: Path, *, cache: Path, watch: Watch = _sile
             f"{needed(tpr=TPR)} are needed"
         )
     check_free(folder)
+    outputs = benchmark.backbone(first_images(benchmark.fit), statistics=()).logits.shape[1]
+    agree_on_classes([benchmark.fit, benchmark.test], outputs)
     seconds: dict[str, float] = {}
     statistics = set(STATISTICS).union(*(detector.reads for detector in detectors))
     caches = {}
@@ -95,6 +98,9 @@ def run(benchmark: Benchmark, folder: Path, *, cache: Path, watch: Watch = _sile
         with watch(f"pass over {name}", len(images)) as step:
             caches[name] = _filled(benchmark, images, statistics, cache, step)
         seconds[f"pass {name}"] = caches[name].seconds
+        if images in (benchmark.fit, benchmark.test):
+            check_labels(name, caches[name].labels, outputs)
+    _check_different(benchmark, caches)
     identity = _identity(benchmark, caches)
     claim(folder, identity, write=False)
     left_out = LeftOut(folder)
@@ -146,6 +152,14 @@ def _scored_sets(benchmark: Benchmark) -> Iterator[tuple[str, ImageSet]]:
         yield benchmark.calibration.name, benchmark.calibration
     for name, (images, _) in benchmark.ood.items():
         yield name, images
+
+
+def _check_different(benchmark: Benchmark, caches: Mapping[str, Cached]) -> None:
+    """The same pictures, known and unknown at once, would give figures that mean nothing."""
+    known = {caches[images.name].data: images.name for images in (benchmark.fit, benchmark.test)}
+    for name in benchmark.ood:
+        if caches[name].data in known:
+            raise ValueError(f"the OOD set {name} is the ID set {known[caches[name].data]}: give other images")
 
 
 def _calibration(benchmark: Benchmark) -> str | None:
