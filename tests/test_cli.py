@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -538,11 +540,67 @@ class TestScore:
         assert not list(workplace.glob(".scores*"))
 
     def test_csv_is_written_whole_or_not_at_all(self, run: Run, fitted: Path, workplace: Path) -> None:
-        (workplace / "kept.csv").write_text("older")
+        kept = workplace / "kept.csv"
+        kept.write_text("file,class,probability,score,p_value,verdict\nolder\n")
+        before = kept.read_text()
         done = run("score", fitted, "mixed", "--model", MODEL, "--csv", "kept.csv", "--strict")
         assert_fails(done, "cannot read mixed/1.png")
-        assert (workplace / "kept.csv").read_text() == "older"
-        assert_fails(run("score", fitted, "flat", "--model", MODEL, "--csv", "gone/x.csv"), "No such file or directory")
+        assert kept.read_text() == before
+        done = run("score", fitted, "mixed/1.png", "--model", MODEL, "--csv", "kept.csv")
+        assert done.status == 1
+        assert "no image could be read: kept.csv was not written" in done.err
+        assert kept.read_text() == before
+        assert run("score", fitted, "mixed", "--model", MODEL, "--csv", "kept.csv").status == 1
+        assert len(kept.read_text().splitlines()) == 3  # an older table may be replaced
+        assert run("score", fitted, "flat", "--model", MODEL, "--csv", "kept.csv", "--classes", "classes.txt").out == ""
+        assert run("score", fitted, "flat", "--model", MODEL, "--csv", "kept.csv").out == ""
+
+    @pytest.mark.parametrize(
+        ("place", "message"),
+        [
+            ("flat/0.png", "would write over flat/0.png, which is read"),
+            ("classes.txt", "would write over classes.txt, which is read"),
+            ("held/00.png", "would write over held/00.png, which davis did not write"),
+            ("flat", "would write over flat, which is no plain file"),
+            ("gone/x.csv", "no such folder: gone; make it first"),
+            ("classes.txt/x.csv", "classes.txt is a file, and a folder is needed there"),
+            ("", "the name is empty"),
+        ],
+    )
+    def test_places_for_the_table_that_are_refused(
+        self, run: Run, fitted: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch, place: str, message: str
+    ) -> None:
+        before = {file: file.read_bytes() for file in workplace.rglob("*") if file.is_file()}
+        monkeypatch.setattr("davis.cli.detectors.open_backbone", lambda *_: 1 / 0)  # refused before the work
+        done = run("score", fitted, "flat", "--model", MODEL, "--classes", "classes.txt", "--csv", place)
+        assert_fails(done, message)
+        assert {file: file.read_bytes() for file in workplace.rglob("*") if file.is_file()} == before
+
+    @pytest.mark.parametrize("verb", [("score", "--csv", "x.csv"), ("explain", "--out", "new/why")])
+    def test_folders_that_cannot_be_written(
+        self, run: Run, fitted: Path, monkeypatch: pytest.MonkeyPatch, verb: tuple[str, ...]
+    ) -> None:
+        def fail(**_: object) -> None:
+            raise OSError(errno.EROFS, "Read-only file system", "a name that was tried")
+
+        monkeypatch.setattr("davis.cli.options.tempfile.TemporaryFile", fail)
+        done = run(verb[0], fitted, "flat", "--model", MODEL, *verb[1:])
+        assert_fails(done, "nothing can be written into")
+        assert "(Read-only file system)" in done.err
+
+    def test_names_that_steer_a_terminal(self, run: Run, fitted: Path, workplace: Path) -> None:
+        folder = workplace / "strange"
+        folder.mkdir(exist_ok=True)
+        names = [":cat:.png", "[red].png", "a\nb.png", "c\x1b[2Jd.png"]
+        for name in names:
+            Image.new("RGB", (12, 12), "red").save(folder / name)
+        (folder / "e\nf.jpg").write_text("no image")
+        done = run("score", fitted, "strange", "--model", MODEL)
+        shown = {line.split()[0] for line in done.out.splitlines()[1:]}
+        assert shown == {f"strange/{name}" for name in (":cat:.png", "[red].png", "a\\nb.png", "c\\x1b[2Jd.png")}
+        assert [line for line in done.err.splitlines() if line != "a module may print"] == [
+            "skipped: cannot read strange/e\\nf.jpg: not an image, or of an unknown kind"
+        ]
 
     def test_unreadable_images_are_skipped(self, run: Run, fitted: Path) -> None:
         done = run("score", fitted, "mixed", "--model", MODEL, "--json")
@@ -592,6 +650,12 @@ class TestScore:
             (["fitted", "flat", "--model", MODEL, "--classes", "short.txt"], "names 2 classes, and the model has 3"),
             (["fitted", "mixed", "--model", MODEL, "--strict"], "cannot read mixed/1.png"),
             (["fitted", "flat"], "fitted is a saved detector; name the model that it was fitted for with --model"),
+            (["flat/0.png", "fitted", "--model", MODEL], "the first argument must be the folder of a saved detector"),
+            (["fitted", "", "--model", MODEL], "the name is empty; write . for the current folder"),
+            ([""], "the name is empty"),
+            (["fitted", "flat", "--model", MODEL, "--device", "meta"], "device 'meta' cannot be used here ("),
+            (["fitted", "flat", "--model", MODEL, "--device", ""], "device '' cannot be used here: write cpu, cuda"),
+            (["fitted", "flat", "--model", MODEL, "--device", "cuda:x"], "device 'cuda:x' cannot be used here"),
         ],
     )
     @pytest.mark.usefixtures("fitted")
@@ -621,11 +685,11 @@ class TestScore:
 
 class TestExplain:
     def test_is_the_library(self, run: Run, fitted: Path, workplace: Path) -> None:
-        done = run("explain", fitted, "flat", "--model", MODEL, "--out", "why", "--channels", 2, "--json")
+        done = run("explain", fitted, "held", "--model", MODEL, "--out", "why", "--channels", 2, "--json")
         assert done.status == 0, done.err
         shown = json.loads(done.out)
         detector = davis.load(fitted, load_model(MODEL))
-        for row, file in zip(shown, image_files([workplace / "flat"]), strict=True):
+        for row, file in zip(shown, image_files([workplace / "held"]), strict=True):
             found = davis.explain(detector, file, channels=2)
             assert {name: row[name] for name in found.to_dict()} == found.to_dict()
             assert len(row["channels"]) == 2
@@ -637,11 +701,75 @@ class TestExplain:
         done = run("explain", fitted, "mixed", "--model", MODEL, "--out", "why")
         assert done.status == 1
         assert "skipped: cannot read mixed/1.png" in done.err
-        assert len(done.out.splitlines()) == 1 + 2
+        assert sum(line.startswith("mixed/") for line in done.out.splitlines()) == 2
+
+    @pytest.mark.parametrize(
+        ("spec", "decided", "strongest"),
+        [("energy", False, False), ("max + energy", False, True), ("energy | max + energy | stouffer", True, None)],
+    )
+    def test_text(self, run: Run, spec: str, decided: bool, strongest: bool | None) -> None:
+        detector = davis.Detector(load_model(MODEL), spec).fit([torch.randn(450, 3, 12, 12)])
+        detector.calibrate([torch.randn(99, 3, 12, 12)])
+        detector.preprocessing = Preprocessing(size=12).to_dict()
+        davis.save(detector, "shown")
+        done = run("explain", "shown", "held/00.png", "--model", MODEL, "--out", "texts")
+        assert done.status == 0, done.err
+        head, line = (re.split(r"  +", text.strip()) for text in done.out.splitlines())
+        row = dict(zip(head, line, strict=True))
+        assert row["file"] == "held/00.png"
+        assert row["verdict"] in ("ok", "OOD")
+        assert row["map accounts for"].endswith("%")
+        assert (row.get("decided by") in ("mean + energy", "max + energy")) == decided
+        if strongest is not None:
+            assert (row["strongest channel"] != "-") == strongest
+            assert (row["at"] != "-") == strongest
+
+    def test_a_map_of_little_is_said(self, run: Run) -> None:
+        options = ("--data", "data", "--out", "near", "--size", 12, "--tpr", 0.9)
+        assert run("fit", MODEL, "max + knn(k=5)", *options).status == 0
+        done = run("explain", "near", "held/00.png", "--model", MODEL, "--out", "near-why")
+        assert "beware: held/00.png, max + knn(k=5): the heat map accounts for " in done.err
+
+    @pytest.mark.filterwarnings("ignore:.*files of other kinds left out")
+    def test_what_it_wrote_is_left_out_and_replaced(self, run: Run, fitted: Path, workplace: Path) -> None:
+        folder = workplace / "again"
+        folder.mkdir(exist_ok=True)
+        Image.new("RGB", (12, 12), "red").save(folder / "photo.jpg")
+        for _ in range(2):
+            done = run("explain", fitted, "again", "--model", MODEL, "--out", "again/explanations", "--json")
+            assert done.status == 0, done.err
+            assert [row["file"] for row in json.loads(done.out)] == ["again/photo.jpg"]
+        done = run("explain", fitted, "again/explanations", "--model", MODEL, "--out", "elsewhere")
+        assert done.status == 2
+        assert "are only pictures that davis explain wrote" in done.err
+
+    @pytest.mark.parametrize(
+        ("photo", "other", "out"),
+        [("photo.jpg", "photo.json", "."), ("photo.jpg", "photo.png", "."), ("photo.jpg", "photo.npz", "."),
+         ("detector.jpg", "fitted/detector.json", "fitted")],
+    )  # fmt: skip
+    def test_what_it_did_not_write_is_kept(
+        self, run: Run, fitted: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch, photo: str, other: str, out: str
+    ) -> None:
+        Image.new("RGB", (12, 12), "red").save(workplace / photo)
+        created = not (workplace / other).exists()
+        if created:
+            (workplace / other).write_text("mine")
+        before = (workplace / other).read_bytes()
+        monkeypatch.setattr("davis.cli.explaining.open_backbone", lambda *_, **__: 1 / 0)  # refused before the work
+        done = run("explain", fitted, photo, "--model", MODEL, "--out", out)
+        after = (workplace / other).read_bytes()
+        if created:
+            (workplace / other).unlink()
+        assert_fails(done, f"would write over {other}, which davis did not write")
+        assert after == before
 
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
+            (["flat/0.png", "fitted", "--model", MODEL], "the first argument must be the folder of a saved detector"),
+            (["fitted", "", "--model", MODEL], "the name is empty"),
+            (["fitted", "flat", "--model", MODEL, "--device", "meta"], "device 'meta' cannot be used here"),
             (["fitted", "flat"], "name the model that it was fitted for with --model"),
             (["fitted", "flat", "mixed", "--model", MODEL], "2 images are called '0'"),
             (["fitted", "--model", MODEL], "a saved detector and images are needed"),

@@ -20,7 +20,7 @@ from davis.calibrate import calibrate
 from davis.data import Preprocessing
 from davis.demo import photographs
 from davis.demo.gallery import Exhibit, judge
-from davis.demo.page import sections, tally, write_page
+from davis.demo.page import is_page, sections, tally, write_page
 from davis.demo.photographs import Photograph, find_photographs, missing, your_photographs
 from davis.demo.shipped import SPECS, class_names, folder_of, load_shipped
 
@@ -165,6 +165,59 @@ class TestPage:
         text = write_page([one], small, tmp_path / "demo.html").read_text(encoding="utf-8")
         assert "&lt;script&gt;" in text
         assert "<script>" not in text
+
+    def test_a_name_that_is_no_text(
+        self, exhibits: list[Exhibit], small: dict[str, davis.Detector], tmp_path: Path
+    ) -> None:
+        strange = Photograph("a\udcff.png", "a\udcff.png", "yours", "")  # the byte 0xff, as Python hands it on
+        one = Exhibit(strange, "x", 0.5, exhibits[0].verdicts, exhibits[0].explanations)
+        page = write_page([one], small, tmp_path / "demo.html")
+        assert "a\\udcff.png" in page.read_text(encoding="utf-8")
+        assert is_page(page)
+        assert list(tmp_path.iterdir()) == [page]
+
+    def test_a_failure_leaves_the_older_page(
+        self,
+        exhibits: list[Exhibit],
+        small: dict[str, davis.Detector],
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        page = write_page(exhibits[:1], small, tmp_path / "demo.html")
+        before = page.read_bytes()
+        monkeypatch.setattr("davis.explaining.files.os.replace", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            write_page(exhibits[:2], small, page)
+        assert page.read_bytes() == before
+        assert list(tmp_path.iterdir()) == [page]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("photo.png", "would write over photo.png, which is read"),
+        ("other.jpg", "would write over other.jpg, which davis did not write"),
+        ("notes.html", "would write over notes.html, which davis did not write"),
+        ("new.jpg", "let its name end in .html"),
+        ("photo.png/x/demo.html", "photo.png is a file, and a folder is needed there"),
+        ("", "the name is empty"),
+    ],
+)
+def test_places_for_the_page_that_are_refused(
+    name: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from davis.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    for file in ("photo.png", "other.jpg"):
+        Image.new("RGB", (30, 30)).save(file)
+    Path("notes.html").write_text("<title>mine</title>")
+    before = {file: file.read_bytes() for file in Path().iterdir()}
+    with pytest.raises(SystemExit) as end:
+        main(["demo", "photo.png", "--out", name])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert (end.value.code, message in line) == (2, True), line
+    assert {file: file.read_bytes() for file in Path().iterdir()} == before
 
 
 @pytest.fixture(scope="module")

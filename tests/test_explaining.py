@@ -16,6 +16,8 @@ from torch import nn
 import davis
 from davis.data import Preprocessing
 from davis.explaining import Explanation
+from davis.explaining.explanation import _answer, _caption
+from davis.explaining.files import is_explanation, whole
 
 
 def detector_of(spec: str, model: nn.Module | None = None) -> davis.Detector:
@@ -68,6 +70,35 @@ def test_places_add_up_to_the_score_above_silence(spec: str) -> None:
     found = davis.explain(detector, map_of())
     silence = float(detector.score_images(torch.zeros_like(map_of())[None]))
     assert found.places.sum() == pytest.approx(found.score - silence, rel=2e-3)
+
+
+@pytest.mark.parametrize(("spec", "whole"), [("max + energy", True), ("max + knn(k=5)", False)])
+def test_a_map_of_little_says_so(spec: str, whole: bool) -> None:
+    """The length of the features is nothing to knn, so on the way out of silence its score does not move."""
+    detector = detector_of(spec)
+    found = davis.explain(detector, map_of())
+    above = found.score - float(detector.score_images(torch.zeros_like(map_of())[None]))
+    assert found.accounted == pytest.approx(max(0, 1 - abs(1 - found.places.sum() / above)), abs=1e-9)
+    assert found.accounted == pytest.approx(float(whole), abs=1e-2)
+    assert [text for text in found.warnings if "the heat map accounts for 0% of the score" in text] == (
+        [] if whole else found.warnings[:1]
+    )
+    assert ("Beware: the heat map accounts for 0%" in _caption(found)) == (not whole)
+    assert found.to_dict()["warnings"] == found.warnings
+
+
+@pytest.mark.parametrize(
+    ("score", "silent", "places", "share"),
+    [(3, 1, 2, 1), (3, 1, 0.5, 0.25), (3, 1, 3, 0.5), (3, 1, -2, 0), (3, 1, 8, 0), (1, 3, -2, 1), (1, 1, 0, 1),
+     (1, 1, 2, 0), (1, float("nan"), 1, 0)],
+)  # fmt: skip
+def test_share_that_is_accounted_for(score: float, silent: float, places: float, share: float) -> None:
+    found = Explanation(
+        spec="", score=score, plain=score, silent=silent, label=0, probability=0, channels=[], neighbours=[],
+        moved=np.zeros(3), places=np.array([[places]]), heat=np.zeros((2, 2)), picture=np.zeros((2, 2, 3), np.uint8),
+    )  # fmt: skip
+    assert (found.accounted, found.accounted_by_channels) == (share, 1)
+    assert len(found.warnings) == (share < 0.95)
 
 
 def test_places_of_a_linear_score() -> None:
@@ -154,21 +185,49 @@ class TestPictures:
         found = davis.explain(detector, picture)
         image, arrays, text = found.save(tmp_path / "new", "cat")
         with Image.open(image) as drawn:
-            assert drawn.size == (12 + 8 + 12, 12)
-            left = np.asarray(drawn.convert("RGB"))[:, :12]
-        np.testing.assert_array_equal(left, np.asarray(picture))
+            left = np.asarray(drawn.convert("RGB"))[8 : 8 + 12 * 27, 8 : 8 + 12 * 27]  # each pixel a square of 27
+        np.testing.assert_array_equal(left[13::27, 13::27], np.asarray(picture))
         with np.load(arrays) as stored:
             np.testing.assert_array_equal(stored["heat"], found.heat)
             assert sorted(stored) == ["heat", "mask", "moved", "picture", "places"]
-        assert json.loads(text.read_text()) == found.to_dict()
+        assert json.loads(text.read_text()) == {"made_by": "davis explain", **found.to_dict()}
+
+    def test_its_files_are_known_again(self, detector: davis.Detector, picture: Image.Image, tmp_path: Path) -> None:
+        files = davis.explain(detector, picture).save(tmp_path, "cat")
+        assert all(is_explanation(file) for file in files)
+        assert sorted(tmp_path.iterdir()) == sorted(files)  # nothing unfinished is left
+        picture.save(tmp_path / "own.png")
+        np.savez(tmp_path / "own.npz", heat=np.zeros(3))
+        (tmp_path / "own.json").write_text("{}")
+        (tmp_path / "broken.npz").write_text("no archive")
+        assert not any(is_explanation(tmp_path / name) for name in ("own.png", "own.npz", "own.json", "broken.npz"))
+
+    def test_a_failure_leaves_the_older_file(self, tmp_path: Path) -> None:
+        (tmp_path / "a.txt").write_text("older")
+        with pytest.raises(TypeError), whole(tmp_path / "a.txt") as stream:
+            stream.write("no bytes")
+        assert [file.name for file in tmp_path.iterdir()] == ["a.txt"]
+        assert (tmp_path / "a.txt").read_text() == "older"
+
+    def test_verdict(self, detector: davis.Detector, picture: Image.Image) -> None:
+        assert davis.explain(detector, picture).is_ood is None
+        detector.calibrate([models.photos(99, 1)])
+        found = davis.explain(detector, picture)
+        assert found.threshold == detector.threshold
+        assert found.is_ood == (found.score < detector.threshold)
+        assert found.to_dict()["verdict"] == ("OOD" if found.is_ood else "ok")
+        answer = _answer(found, ["ant", "bee", "cat", "dog", "eel"])
+        assert answer.startswith(f"The network says: {['ant', 'bee', 'cat', 'dog', 'eel'][found.label]}, probability")
+        assert f"below the threshold {detector.threshold:.4g}" in answer
 
     def test_colours_say_the_sign(self) -> None:
         heat = np.array([[1.0, -1.0], [0.0, 0.5]])
         found = Explanation(
-            spec="", score=0, plain=0, label=0, probability=0, channels=[], neighbours=[],
+            spec="", score=0, plain=0, silent=0, label=0, probability=0, channels=[], neighbours=[],
             moved=heat, places=heat, heat=heat, picture=np.full((2, 2, 3), 128, dtype=np.uint8),
         )  # fmt: skip
         drawn = np.asarray(found.draw()).astype(int)
+        drawn = drawn[:: len(drawn) // 2, :: len(drawn) // 2]  # each pixel is drawn as a square
         assert drawn[0, 0, 0] > drawn[0, 0, 2]  # orange
         assert drawn[0, 1, 2] > drawn[0, 1, 0]  # blue
         assert drawn[1, 0, 0] == drawn[1, 0, 2]  # grey

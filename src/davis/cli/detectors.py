@@ -6,8 +6,8 @@ Everything heavy is imported inside the commands: ``davis --help`` must not wait
 from __future__ import annotations
 
 import csv
+import io
 import json
-import os
 import sys
 import time
 from collections import Counter
@@ -30,6 +30,7 @@ from davis.cli.options import (
     Mean,
     Model,
     NumClasses,
+    Paths,
     Promise,
     Size,
     Skipped,
@@ -40,8 +41,10 @@ from davis.cli.options import (
     Tpr,
     Weights,
     Workers,
+    check_outputs,
     folder_of_images,
     labels_of,
+    named_path,
     numbers_of,
     open_backbone,
     prepare,
@@ -279,7 +282,7 @@ def _spec(spec: str | None, preset: str | None, id: str | None, arch: str | None
 
 
 def score(
-    images: Annotated[list[Path], typer.Argument(help="A saved detector, then images or folders of them")],
+    images: Paths,
     model: Annotated[
         str | None, typer.Option(help="The model that it was fitted for; without one the demo's detector judges")
     ] = None,
@@ -291,7 +294,9 @@ def score(
     workers: Workers = 2,
     strict: Strict = False,
     as_json: Json = False,
-    csv_file: Annotated[Path | None, typer.Option("--csv", help="Write the table there")] = None,
+    csv_file: Annotated[
+        Path | None, typer.Option("--csv", help="Write the table there", parser=named_path, metavar="FILE")
+    ] = None,
     fdr: Annotated[
         float | None, typer.Option(help="Judge all images together: the share of OOD verdicts that may be wrong")
     ] = None,
@@ -309,6 +314,9 @@ def score(
     preprocessing = Preprocessing.from_dict(record["preprocessing"])
     names = default_names if classes is None else classes.read_text(encoding="utf-8").splitlines()
     files = image_files(images)
+    if csv_file is not None:
+        inputs = [*files, Path(weights), *([] if classes is None else [classes])]
+        check_outputs(f"--csv {csv_file}", [csv_file], inputs=inputs, ours=_is_table)
     detector = load(folder, open_backbone(model, weights, num_classes, device, **recorded_adapter(record["backbone"])))
     skipped = Skipped(strict)
     batches = Images(files, preprocessing, batch=batch, workers=workers, on_error=skipped.add)
@@ -329,7 +337,9 @@ def score(
         _judge_together(rows, fdr, min(detector.calibration.sizes))
         for row in rows if as_json else []:
             print(json.dumps(row | traced), flush=True)
-    if csv_file is not None:
+    if csv_file is not None and not rows:
+        note(f"no image could be read: {csv_file} was not written")
+    elif csv_file is not None:
         _write_csv(csv_file, rows)
         counted = Counter(row["verdict"] for row in rows)
         note(f"wrote {csv_file}: {len(rows)} images" + (f", {counted['OOD']} OOD" if None not in counted else ""))
@@ -379,12 +389,21 @@ def _judge_together(rows: list[dict[str, Any]], fdr: float, held_out: int) -> No
 
 def _write_csv(file: Path, rows: list[dict[str, Any]]) -> None:
     """Write the file whole or not at all."""
-    unfinished = file.with_name(f".{file.name}.unfinished")
-    try:
-        with unfinished.open("w", newline="", encoding="utf-8", errors="backslashreplace") as stream:
-            writer = csv.DictWriter(stream, fieldnames=list(rows[0]) if rows else ["file"])
-            writer.writeheader()
-            writer.writerows(rows)
-        os.replace(unfinished, file)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    from davis.explaining.files import whole
+
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    with whole(file) as stream:
+        stream.write(text.getvalue().encode("utf-8", errors="backslashreplace"))
+
+
+def _is_table(file: Path) -> bool:
+    """Whether a file begins as the tables do that score writes; a spreadsheet may have saved it since."""
+    with file.open("rb") as stream:
+        first = stream.readline(200).removeprefix(b"\xef\xbb\xbf").strip()
+    return first in (b",".join(_COLUMNS), b",".join(column for column in _COLUMNS if column != b"name"))
+
+
+_COLUMNS = (b"file", b"class", b"name", b"probability", b"score", b"p_value", b"verdict")

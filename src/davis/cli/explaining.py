@@ -16,24 +16,30 @@ from davis.cli.options import (
     Device,
     Json,
     NumClasses,
+    Paths,
     Skipped,
     Strict,
     Weights,
+    check_outputs,
+    named_path,
     open_backbone,
     recorded_adapter,
     with_default,
 )
-from davis.cli.printing import bar, table
+from davis.cli.printing import bar, note, table
 
 
 def explain(
-    images: Annotated[list[Path], typer.Argument(help="A saved detector, then images or folders of them")],
+    images: Paths,
     model: Annotated[
         str | None, typer.Option(help="The model that it was fitted for; without one the demo's detector is explained")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for NAME.png, NAME.npz and NAME.json of each image")] = Path(
-        "explanations"
-    ),
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="Folder for NAME.png, NAME.npz and NAME.json of each image", parser=named_path, metavar="FOLDER"
+        ),
+    ] = Path("explanations"),
     weights: Weights = "default",
     num_classes: NumClasses = None,
     channels: Annotated[int, typer.Option(min=1, help="Channels to name")] = 10,
@@ -46,16 +52,20 @@ def explain(
     from davis.artifact import load, read_record
     from davis.data import ImageError, image_files
     from davis.explaining import explain as explain_one
+    from davis.explaining.files import SUFFIXES, is_explanation
 
     folder, model, images, names = with_default(images, model)
-    files = image_files(images)
+    given = set(images)
+    files = [file for file in image_files(images) if file in given or not is_explanation(file)]
+    if not files:
+        raise ValueError(f"in {images[0]} are only pictures that davis explain wrote; name photographs")
     stems = Counter(file.stem for file in files)
     if twice := [stem for stem, count in stems.items() if count > 1]:
         raise ValueError(
             f"{stems[twice[0]]} images are called {twice[0]!r}, and files are named after them; rename them"
         )
-    if own := {file.resolve() for file in files} & {(out / f"{stem}.png").resolve() for stem in stems}:
-        raise ValueError(f"--out {out} would write over {own.pop()}; choose another folder")
+    outputs = [out / f"{stem}.{suffix}" for stem in stems for suffix in SUFFIXES]
+    check_outputs(f"--out {out}", outputs, inputs=[*files, Path(weights)], ours=is_explanation, new_folder=True)
     adapter = recorded_adapter(read_record(folder)["backbone"])
     detector = load(folder, open_backbone(model, weights, num_classes, device, **adapter))
     skipped = Skipped(strict)
@@ -66,25 +76,35 @@ def explain(
         except ImageError as error:
             skipped.add(file, error)
             continue
-        picture, *_ = found.save(out, file.stem)
+        picture, *_ = found.save(out, file.stem, classes=names)
         label = found.label if names is None else names[found.label]
         rows.append({"file": str(file), "class": label, "picture": str(picture), **found.to_dict()})
     if as_json:
         print(json.dumps(rows))
     else:
         table([_line(row) for row in rows])
+        for row in rows:
+            for branch in row.get("branches", [row]):
+                for warning in branch["warnings"]:
+                    note(f"beware: {row['file']}, {branch['spec']}: {warning}")
     return 1 if skipped.files else 0
 
 
 def _line(row: dict[str, Any]) -> dict[str, Any]:
-    strongest = row["channels"][0]
+    """What a person reads first; of fused detectors the one that decides stands for all."""
+    fused = "branches" in row
+    branch = row["branches"][0] if fused else row
+    strongest = branch["channels"][0] if branch["channels"] else None  # under average pooling none moved anything
     return {
         "file": row["file"],
         "class": row["class"],
+        "verdict": row["verdict"],
         "score": row["score"],
-        "with mean pooling": row["plain"],
-        "strongest channel": strongest["index"],
-        "moved": strongest["moved"],
-        "at": f"{strongest['x']},{strongest['y']}",
+        **({"decided by": branch["spec"], "its score": branch["score"]} if fused else {}),
+        "with mean pooling": branch["plain"],
+        "strongest channel": strongest and strongest["index"],
+        "moved": strongest and strongest["moved"],
+        "at": strongest and f"{strongest['x']},{strongest['y']}",
+        "map accounts for": f"{branch['accounted']:.0%}",
         "picture": row["picture"],
     }

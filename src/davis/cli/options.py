@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -24,6 +26,13 @@ class TokenKind(str, Enum):
     """Transformers that are read only when asked for; see davis.class_token."""
 
     class_ = "class"
+
+
+def named_path(text: str) -> Path:
+    """An argument as a path; an empty one, such as a shell variable that is not set, would be the current folder."""
+    if not text:
+        raise typer.BadParameter("the name is empty; write . for the current folder")
+    return Path(text)
 
 
 if TYPE_CHECKING:
@@ -51,6 +60,10 @@ Promise: TypeAlias = Annotated[
 ]
 Delta: TypeAlias = Annotated[float, typer.Option(help="Doubt that the promise for the threshold in hand may leave")]
 ByClass: TypeAlias = Annotated[bool, typer.Option("--by-class", help="A threshold for each predicted class")]
+Paths: TypeAlias = Annotated[
+    list[Path],
+    typer.Argument(help="A saved detector, then images or folders of them", parser=named_path, metavar="IMAGES"),
+]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON")]
 
 
@@ -66,9 +79,26 @@ def open_backbone(
     from davis.backbone import Backbone
     from davis.models import load_model, place_on
 
+    if device is not None:
+        _try_device(device)  # before a model is loaded for it
     with contextlib.redirect_stdout(sys.stderr):  # a user's module may print, and stdout is for results
         model = place_on(load_model(name, weights=weights, classes=classes), device)
     return Backbone(model, tap=tap, head=head, tokens=None if tokens is None else "class")
+
+
+def _try_device(device: str) -> None:
+    """Bring a number there and back: what is not there, or holds no numbers, fails in its own way."""
+    import torch
+
+    try:
+        place = torch.device(device)
+    except RuntimeError:
+        raise ValueError(f"device {device!r} cannot be used here: write cpu, cuda, cuda:1 or mps") from None
+    try:
+        torch.ones(1, device=place).cpu()
+    except Exception as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"device {device!r} cannot be used here ({reason}); try cpu") from None
 
 
 def prepare(name: str, backbone: Backbone, **changes: Any) -> Preprocessing:
@@ -97,12 +127,54 @@ def with_default(paths: list[Path], model: str | None) -> tuple[Path, str, list[
     if model is not None:
         if len(paths) < 2:
             raise ValueError(f"with --model a saved detector and images are needed, and only {paths[0]} was given")
+        if paths[0].is_file():
+            raise ValueError(
+                f"with --model the first argument must be the folder of a saved detector, and {paths[0]} is a file; "
+                "name the folder before the images, or leave --model out for the demo's detector"
+            )
         return paths[0], model, paths[1:], None
     if (paths[0] / "detector.json").is_file():
         raise ValueError(f"{paths[0]} is a saved detector; name the model that it was fitted for with --model")
     from davis.demo.shipped import MODEL, class_names, folder_of
 
     return folder_of("max"), MODEL, paths, list(class_names())
+
+
+def check_outputs(
+    option: str,
+    files: Sequence[Path],
+    *,
+    inputs: Iterable[Path],
+    ours: Callable[[Path], bool],
+    new_folder: bool = False,
+) -> None:
+    """Refuse, before the work, to write where nothing can be written or over what davis did not write itself.
+
+    ``ours`` says of a file that is there whether the verb wrote it; with ``new_folder`` a missing folder will be made.
+    """
+    read = {path.resolve() for path in inputs}
+    for file in files:
+        if file.resolve() in read:
+            raise ValueError(f"{option} would write over {file}, which is read; choose another place")
+        if file.exists() and not file.is_file():
+            raise ValueError(f"{option} would write over {file}, which is no plain file; choose another place")
+        if file.exists() and file.stat().st_size and not ours(file):  # an empty file is no loss
+            raise ValueError(f"{option} would write over {file}, which davis did not write; choose another place")
+    for folder in dict.fromkeys(file.parent for file in files):
+        _try_writing(option, folder, new_folder)
+
+
+def _try_writing(option: str, folder: Path, new: bool) -> None:
+    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if there != folder and not new:
+        raise FileNotFoundError(f"{option}: no such folder: {folder}; make it first")
+    if not there.is_dir():
+        raise ValueError(f"{option}: {there} is a file, and a folder is needed there; choose another place")
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        raise OSError(f"{option}: nothing can be written into {there} ({error.strerror}); choose another") from None
 
 
 class Skipped:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +52,14 @@ class LiveLine:
 
 
 def note(text: str) -> None:
-    print(text, file=sys.stderr)
+    print(plain(text), file=sys.stderr)
+
+
+def plain(text: str) -> str:
+    """The text on one line: file names may hold line breaks and what else steers a terminal."""
+    steering = ("Cc", "Cs", "Zl", "Zp")  # controls, lone surrogates, separators of lines and of paragraphs
+    shown = (repr(sign)[1:-1] if unicodedata.category(sign) in steering else sign for sign in text)
+    return "".join(shown)
 
 
 def flat(record: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
@@ -70,11 +78,13 @@ def table(rows: Sequence[dict[str, Any]], *, header: bool = True) -> None:
 
     if not rows:
         return
+    # Neither [markup] nor :emoji: is meant by a file name.
+    console = Console(markup=False, emoji=False, width=None if sys.stdout.isatty() else 10_000)
     table = Table(*rows[0], box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=header)
     for row in rows:
         style = "bold red" if row.get("verdict") == "OOD" else None
         table.add_row(*(cell(value) for value in row.values()), style=style)
-    Console(markup=False, width=None if sys.stdout.isatty() else 10_000).print(table, highlight=False)
+    console.print(table, highlight=False)
 
 
 def cell(value: object) -> str:
@@ -82,4 +92,4 @@ def cell(value: object) -> str:
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.6g}"
-    return "-" if value is None else str(value)
+    return "-" if value is None else plain(str(value))

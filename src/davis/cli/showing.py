@@ -13,13 +13,16 @@ from typing import Annotated
 
 import typer
 
-from davis.cli.options import Json, Skipped, Strict
+from davis.cli.options import Json, Skipped, Strict, check_outputs, named_path
 from davis.cli.printing import bar, note, table
 
 
 def demo(
-    photos: Annotated[list[Path] | None, typer.Argument(help="Your own pictures, or folders of them")] = None,
-    out: Annotated[Path, typer.Option(help="The page to write")] = Path("demo.html"),
+    photos: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Your own pictures, or folders of them", parser=named_path, metavar="PHOTOS"),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The page to write", parser=named_path, metavar="FILE")] = Path("demo.html"),
     open_page: Annotated[bool, typer.Option("--open", help="Show the page in a browser")] = False,
     strict: Strict = False,
     as_json: Json = False,
@@ -27,7 +30,7 @@ def demo(
     """Judge real photographs, and yours, with an ImageNet classifier, print a table and write a page."""
     from davis.data import ImageError, image_files
     from davis.demo.gallery import judge, one_thread
-    from davis.demo.page import tally, write_page
+    from davis.demo.page import is_page, tally, write_page
     from davis.demo.photographs import find_photographs, missing, your_photographs
     from davis.demo.shipped import CALIBRATION, load_shipped
 
@@ -35,8 +38,9 @@ def demo(
     if out.is_dir():
         out = out / "demo.html"
     yours = image_files(photos or [])
-    if out.resolve() in {file.resolve() for file in yours}:
-        raise ValueError(f"--out {out} would write over your picture; choose another file")
+    check_outputs(f"--out {out}", [out], inputs=yours, ours=is_page, new_folder=True)
+    if out.suffix.lower() not in (".html", ".htm"):
+        raise ValueError(f"--out {out} is to be a page; let its name end in .html")
     photographs = your_photographs(yours) + find_photographs()
     skipped = Skipped(strict)
     exhibits = []

@@ -16,19 +16,23 @@ from davis import __version__
 from davis.demo.gallery import Exhibit
 from davis.demo.shipped import CALIBRATION, MODEL, SPECS
 from davis.detector import Detector
+from davis.explaining.files import whole
 
 _WIDTH, _HEIGHT, _BINS = 240, 44, 48
 _COMPACT = "Known things, accepted"  # many, and all with the same lesson: small cards, the figures folded away
 
+_TITLE = "davis: should this answer be trusted?"
+
 
 def write_page(exhibits: Sequence[Exhibit], detectors: Mapping[str, Detector], file: Path) -> Path:
-    """Write the gallery."""
+    """Write the gallery, whole or not at all."""
     jinja = _jinja2()
     folder = resources.files("davis.demo")
     environment = jinja.Environment(autoescape=True, undefined=jinja.StrictUndefined, trim_blocks=True)
     template = environment.from_string((folder / "page.html.j2").read_text(encoding="utf-8"))
     plots = {pool: _Plot(each, [e.verdicts[pool].score for e in exhibits]) for pool, each in detectors.items()}
     text = template.render(
+        title=_TITLE,
         css=(folder / "page.css").read_text(encoding="utf-8"),
         model=MODEL,
         specs=SPECS,
@@ -46,8 +50,15 @@ def write_page(exhibits: Sequence[Exhibit], detectors: Mapping[str, Detector], f
         height=_HEIGHT,
     )
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text, encoding="utf-8")
+    with whole(file) as stream:
+        stream.write(text.encode("utf-8", errors="backslashreplace"))  # file names need not be text
     return file
+
+
+def is_page(file: Path) -> bool:
+    """Whether a file is such a page, by its title."""
+    with file.open("rb") as stream:
+        return f"<title>{_TITLE}</title>".encode() in stream.read(1000)
 
 
 def tally(exhibits: Sequence[Exhibit]) -> list[dict[str, Any]]:

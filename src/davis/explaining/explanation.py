@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from davis.explaining.drawing import LEGEND, enlarged, heated, sheet
+from davis.explaining.drawing import LEGEND, RINGS, enlarged, heated, sheet
+from davis.explaining.files import SUFFIXES, write_arrays, write_picture, write_values
 
 Array = NDArray[Any]
-SUFFIXES = ("png", "npz", "json")  # of the files of an explanation
+ENOUGH = 0.95  # of what they explain, below which the heat map or the channels come with a warning
 
 
 @final
@@ -60,6 +61,8 @@ class Explanation:
     heat: Array  # (height, width) the same over the image
     picture: Array  # (height, width, 3) uint8, what the classifier saw
     log_p: float | None = None  # of a fused detector: the log of the score's rank among held-out ones
+    is_ood: bool | None = None  # the verdict, and the threshold it rests on, where the detector is calibrated
+    threshold: float | None = None  # none where each predicted class has its own
 
     @property
     def p_value(self) -> float | None:
@@ -70,6 +73,26 @@ class Explanation:
     def remainder(self) -> float:
         """What the places leave unsaid of score - silent: near 0 for a score that grows out of silence smoothly."""
         return self.score - self.silent - float(self.places.sum())
+
+    @property
+    def accounted(self) -> float:
+        """The share of score - silent that the places add up to, from 0 to 1."""
+        return _accounted(self.score - self.silent, float(self.places.sum()))
+
+    @property
+    def accounted_by_channels(self) -> float:
+        """The share of score - plain that the channels add up to, from 0 to 1."""
+        return _accounted(self.score - self.plain, float(self.moved.sum()))
+
+    @property
+    def warnings(self) -> list[str]:
+        """What to know before the heat map or the channels are believed, a sentence each; mostly nothing."""
+        said = []
+        if self.accounted < ENOUGH:
+            said.append(f"the heat map accounts for {self.accounted:.0%} of the score, and says nothing of the rest")
+        if self.accounted_by_channels < ENOUGH:
+            said.append(f"the channels account for {self.accounted_by_channels:.0%} of what the pooling changed")
+        return said
 
     @property
     def branches(self) -> list[Explanation]:
@@ -83,9 +106,10 @@ class Explanation:
 
     def to_dict(self) -> dict[str, Any]:
         """The plain values, for JSON; the arrays are left out."""
-        fields = ("spec", "score", "plain", "silent", "remainder", "label", "probability")
-        found: dict[str, Any] = {name: getattr(self, name) for name in fields}
+        fields = ("spec", "score", "plain", "silent", "remainder", "accounted", "accounted_by_channels", "warnings")
+        found: dict[str, Any] = {name: getattr(self, name) for name in (*fields, "label", "probability")}
         found["silent"], found["remainder"] = _finite(self.silent), _finite(self.remainder)
+        found |= _judged(self)
         if self.log_p is not None:
             found["log_p"], found["p_value"] = self.log_p, self.p_value
         found["channels"] = [dict(vars(channel)) for channel in self.channels]
@@ -111,9 +135,14 @@ class Explanation:
         ]
         return heated(self.picture, self.heat, points)
 
-    def save(self, folder: str | os.PathLike[str], name: str = "explanation") -> list[Path]:
-        """Write NAME.png (the picture and its heat map), NAME.npz (the arrays) and NAME.json (the rest)."""
-        return _save(self, folder, name, self.arrays())
+    def save(
+        self, folder: str | os.PathLike[str], name: str = "explanation", *, classes: Sequence[str] | None = None
+    ) -> list[Path]:
+        """Write NAME.png (the picture and its heat map), NAME.npz (the arrays) and NAME.json (the rest).
+
+        ``classes`` are the names of the classes, for the caption.
+        """
+        return _save(self, folder, name, self.arrays(), classes)
 
     def arrays(self) -> dict[str, Array]:
         """What NAME.npz holds."""
@@ -134,6 +163,8 @@ class FusedExplanation:
     probability: float
     branches: list[Explanation]  # the one that decides first, by their weighted log p
     picture: Array
+    is_ood: bool | None = None
+    threshold: float | None = None
 
     @property
     def decisive(self) -> Explanation:
@@ -143,7 +174,7 @@ class FusedExplanation:
     def to_dict(self) -> dict[str, Any]:
         """The plain values, for JSON; the arrays are left out."""
         fields = ("spec", "score", "label", "probability")
-        found: dict[str, Any] = {name: getattr(self, name) for name in fields}
+        found: dict[str, Any] = {name: getattr(self, name) for name in fields} | _judged(self)
         found["branches"] = [branch.to_dict() for branch in self.branches]
         return found
 
@@ -151,9 +182,14 @@ class FusedExplanation:
         """The picture under the heat map of the detector that decides."""
         return self.decisive.draw(channels=channels)
 
-    def save(self, folder: str | os.PathLike[str], name: str = "explanation") -> list[Path]:
-        """Write NAME.png (every heat map, the decisive one first), NAME.npz (the arrays) and NAME.json (the rest)."""
-        return _save(self, folder, name, self.arrays())
+    def save(
+        self, folder: str | os.PathLike[str], name: str = "explanation", *, classes: Sequence[str] | None = None
+    ) -> list[Path]:
+        """Write NAME.png (every heat map, the decisive one first), NAME.npz (the arrays) and NAME.json (the rest).
+
+        ``classes`` are the names of the classes, for the caption.
+        """
+        return _save(self, folder, name, self.arrays(), classes)
 
     def arrays(self) -> dict[str, Array]:
         """What NAME.npz holds: each array with one entry per branch, in their order, and the picture."""
@@ -166,26 +202,59 @@ def _arrays(found: Explanation) -> dict[str, Array]:
 
 
 def _save(
-    found: Explanation | FusedExplanation, folder: str | os.PathLike[str], name: str, arrays: dict[str, Array]
+    found: Explanation | FusedExplanation,
+    folder: str | os.PathLike[str],
+    name: str,
+    arrays: dict[str, Array],
+    classes: Sequence[str] | None,
 ) -> list[Path]:
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
     files = [place / f"{name}.{suffix}" for suffix in SUFFIXES]
-    seen = f"class {found.label}, probability {found.probability:.2f}"
-    if isinstance(found, FusedExplanation):
-        seen += f"\nfused score {found.score:.4g}"
-    panels = [(enlarged(found.picture), seen), *((branch.draw(), _caption(branch)) for branch in found.branches)]
-    sheet(panels, LEGEND).save(files[0])
-    stored: dict[str, Any] = arrays  # to mypy, an array might be the argument allow_pickle
-    np.savez_compressed(files[1], **stored)
-    files[2].write_text(json.dumps(found.to_dict(), indent=2) + "\n", encoding="utf-8")
+    panels = [
+        (enlarged(found.picture), _answer(found, classes)),
+        *((branch.draw(), _caption(branch)) for branch in found.branches),
+    ]
+    ringed = any(branch.channels for branch in found.branches)
+    write_picture(files[0], sheet(panels, f"{LEGEND} {RINGS}" if ringed else LEGEND))
+    write_arrays(files[1], arrays)
+    write_values(files[2], found.to_dict())
     return files
 
 
+def _answer(found: Explanation | FusedExplanation, classes: Sequence[str] | None) -> str:
+    """What the classifier says, and whether the detector lets it."""
+    named = f"class {found.label}" if classes is None else classes[found.label]
+    lines = [f"The network says: {named}, probability {found.probability:.2f}"]
+    if isinstance(found, FusedExplanation):
+        lines.append(f"fused score {found.score:.4g}")
+    if found.is_ood is not None:
+        limit = "" if found.threshold is None else f": the score is {_side(found)} the threshold {found.threshold:.4g}"
+        lines.append(("Refused as OOD" if found.is_ood else "Accepted") + limit)
+    return "\n".join(lines)
+
+
+def _side(found: Explanation | FusedExplanation) -> str:
+    return "below" if found.is_ood else "not below"
+
+
 def _caption(found: Explanation) -> str:
-    moved = "" if found.score == found.plain else f", {found.plain:.4g} with mean pooling"
+    moved = "" if found.score == found.plain else f" ({found.plain:.4g} with mean pooling)"
     ranked = "" if found.p_value is None else f"\np-value {found.p_value:.2g}"
-    return f"{found.spec}\nscore {found.score:.4g}{moved}{ranked}"
+    beware = "".join(f"\nBeware: {warning}." for warning in found.warnings)
+    return f"{found.spec}\nscore {found.score:.4g}{moved}{ranked}{beware}"
+
+
+def _judged(found: Explanation | FusedExplanation) -> dict[str, Any]:
+    verdict = None if found.is_ood is None else "OOD" if found.is_ood else "ok"
+    return {"verdict": verdict, "threshold": found.threshold}
+
+
+def _accounted(whole: float, parts: float) -> float:
+    """What is missing from the parts or stands in them too much is not accounted for."""
+    if whole == parts:
+        return 1.0
+    return max(0.0, 1 - abs(1 - parts / whole)) if whole and math.isfinite(whole) else 0.0
 
 
 def _finite(value: float) -> float | None:

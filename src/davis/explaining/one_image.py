@@ -70,7 +70,17 @@ def explain(
         seen = _Seen(at_least_float32(activation_map), logits, picture, channels, neighbours)
         with torch.autocast(activation_map.device.type, enabled=False):  # as detectors score
             found = [_explained(detector, branch, seen) for branch in detector.composition]
-            return found[0] if detector.fuse is None else _fused(detector, detector.fuse, found)
+            whole = found[0] if detector.fuse is None else _fused(detector, detector.fuse, found)
+    return _judged(detector, whole)
+
+
+def _judged(detector: Detector, found: Explanation | FusedExplanation) -> Explanation | FusedExplanation:
+    """With the verdict of a detector that is calibrated."""
+    if detector.calibration is None:
+        return found
+    place = torch.tensor([found.score], dtype=torch.float64), torch.tensor([found.label])
+    is_ood = bool(detector.calibration.is_ood(*place))
+    return replace(found, is_ood=is_ood, threshold=detector.threshold)
 
 
 def _explained(detector: Detector, branch: Branch, seen: _Seen) -> Explanation:
