@@ -12,9 +12,12 @@ from PIL import Image
 
 from davis.bench import describe
 from davis.bench.report import tabulate
+from davis.bench.results import load
 from davis.bench.run import run
 from davis.catalog import DATASETS, MissingDataset
+from davis.cli.app import main
 
+FAST = ("mobilenet_v2", "efficientnet_b0")  # in methods that move images, of which there are many
 ARCHS = ("resnet50", "densenet121", "mobilenet_v2", "efficientnet_b0", "swin_b", "convnext_base")
 SETS = ("inaturalist", "sun", "places", "textures", "openimage_o", "ssb_hard", "ninco", "imagenet_o")
 
@@ -81,3 +84,32 @@ def test_it_runs(data: Path, tmp_path: Path) -> None:
     assert found.facts["images"] == {"train": 12, "imagenet": 4, **dict.fromkeys(SETS, 4)}
     lines = tabulate(found)
     assert any(line.paper for line in lines if line.dataset == "sun")  # the paper's numbers stand beside
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_the_command_runs_whole(arch: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As a user would, on folders like the real ones: every row of the paper, those that move images where quick."""
+    paint(data / "imagenet" / "train", 60, 99)
+    words = [
+        "bench",
+        f"paper-imagenet-{arch}",
+        "--data",
+        str(data),
+        "--weights",
+        "none",
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    words += ["--pixel-images", "2"] if arch in FAST else ["--no-pixels"]
+    with pytest.raises(SystemExit) as ended:
+        main([*words, "--json"])
+    assert ended.value.code == 0
+    found = load(tmp_path / "run")
+    assert found.facts["left_out"] == {}
+    assert {row.set for row in found.rows} == set(SETS)
+    expected = describe.methods(describe.read(f"paper-imagenet-{arch}")[0])
+    assert len(found.specs) == len(expected if arch in FAST else describe.without_pixels(expected))
+    assert (tmp_path / "run" / "report.html").is_file()
+    assert str(tmp_path / "run") in "".join(capsys.readouterr())
