@@ -9,6 +9,7 @@ import warnings
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
@@ -185,6 +186,26 @@ class TestDecode:
         (tmp_path / "real.eps").rename(tmp_path / name)
         with pytest.raises(ImageError, match="not an image, or of an unknown kind"):
             decode(tmp_path / name, PLAIN)
+
+    @pytest.mark.parametrize(
+        ("name", "options", "first", "last"),
+        [
+            ("a.png", {}, 0, 255),
+            ("a.pgm", {}, 0, 255),
+            ("a.tif", {}, 0, 255),
+            ("a.tif", {"tiffinfo": {262: 0}}, 255, 0),  # zero is white there
+            ("a.png", {"transparency": 0}, 255, 255),  # black is transparent, and shown white
+        ],
+    )
+    def test_sixteen_bit_grey_of_every_kind(
+        self, tmp_path: Path, name: str, options: dict[str, Any], first: int, last: int
+    ) -> None:
+        values = numpy.linspace(0, 65535, 64 * 64).reshape(64, 64).astype(numpy.uint16)
+        Image.fromarray(values).save(tmp_path / name, **options)
+        plain = Preprocessing(size=64, resize=64, mean=(0.0,), std=(1.0,))
+        pixels = (decode(tmp_path / name, plain)[0] * 255).round()
+        assert (int(pixels[0, 0]), int(pixels[-1, -1])) == (first, last)
+        assert float(pixels[32, 0]) == pytest.approx(127.5, abs=1)
 
     def test_sixteen_bits_are_turned_too(self, tmp_path: Path) -> None:
         values = numpy.array([[0, 65535], [257 * 10, 257 * 20]], numpy.uint16)

@@ -135,15 +135,21 @@ def _channel_values(name: str, values: object) -> tuple[float, ...]:
     return tuple(float(number) for number in numbers)
 
 
+_PHOTOMETRIC = 262  # TIFF's tag that says whether zero is black or white
+
+
 def _eight_bit(picture: Image.Image, *, grey: bool) -> Image.Image:
     """The picture upright, in RGB or grey with 8 bits; transparent parts white, as viewers show them."""
-    sixteen_bit = picture.mode.startswith("I;16") or (picture.mode == "I" and picture.format == "PNG")
+    sixteen_bit = picture.mode.startswith("I;16") or (picture.mode == "I" and picture.format in ("PNG", "PPM"))
     if picture.mode in ("I", "F") and not sixteen_bit:
         raise ValueError(f"pixels of mode {picture.mode!r} have no known range; convert them to 8 or 16 bits")
+    clear = picture.info.get("transparency")
+    white_is_zero = picture.format == "TIFF" and dict(getattr(picture, "tag_v2", {})).get(_PHOTOMETRIC) == 0
     picture = ImageOps.exif_transpose(picture)
-    if sixteen_bit:  # Pillow's own conversion clips at 255
-        values = numpy.asarray(picture).astype(numpy.float64) / 257
-        picture = Image.fromarray(values.round().clip(0, 255).astype(numpy.uint8))
+    if sixteen_bit:  # Pillow's own conversion clips at 255, and knows neither of these two
+        values = numpy.asarray(picture).astype(numpy.float64)
+        values = numpy.where(values == clear, 65535, 65535 - values if white_is_zero else values)
+        picture = Image.fromarray((values / 257).round().clip(0, 255).astype(numpy.uint8))
     if picture.has_transparency_data:
         picture = picture.convert("RGBA")
         picture = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture)
