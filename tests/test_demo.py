@@ -265,8 +265,13 @@ class TestWhole:
         assert [row["image"] for row in rows if row["verdict"] == "OOD"] == []
         assert [row["image"] for row in rows if row["with mean pooling"] == "OOD"] == ["dalmatian"]
 
-    def test_your_own(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_your_own(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         from davis.cli import main
+
+        shown: list[str] = []
+        monkeypatch.setattr("webbrowser.open", lambda address: shown.append(address))  # as where there is no browser
 
         files = [tmp_path / folder / "photo.png" for folder in ("a", "b")]
         for file, shade in zip(files, (40, 200), strict=True):
@@ -276,9 +281,11 @@ class TestWhole:
         broken.write_text("no picture")
         threads = torch.get_num_threads()
         with pytest.raises(SystemExit) as end:
-            main(["demo", str(files[0]), str(tmp_path / "b"), "--json", "--out", str(tmp_path)])
+            main(["demo", str(files[0]), str(tmp_path / "b"), "--json", "--out", str(tmp_path), "--open"])
+        assert shown == [(tmp_path / "demo.html").as_uri()]
         out, err = capsys.readouterr()
         assert end.value.code == 1
+        assert f"no browser could be started; open {tmp_path / 'demo.html'} yourself" in err
         assert [line for line in err.splitlines() if "skipped" in line] == [
             f"skipped: cannot read {broken}: not an image, or of an unknown kind"
         ]

@@ -267,3 +267,35 @@ def test_refuses(spec: str, image: object, error: type[Exception], message: str)
 def test_refuses_maps_without_a_picture() -> None:
     with pytest.raises(ValueError, match="maps of two spatial axes"):
         davis.explain(davis.Detector(OneAxis().eval(), "max + energy"), models.photos(1)[0])
+
+
+class Tokens(nn.Module):
+    """Averages a list of patches, as transformers' Swin does; or a map of the same numbers."""
+
+    def __init__(self, *, listed: bool, size: int = 3) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.patches, self.head, self.listed = nn.Conv2d(3, 8, size, stride=size), nn.Linear(8, 4), listed
+        self.mark = nn.Identity()
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        maps = self.patches(images).relu()
+        tokens = self.mark(maps.flatten(2).transpose(1, 2) if self.listed else maps)
+        return self.head(tokens.mean(1) if self.listed else tokens.mean((2, 3)))
+
+
+def test_a_list_of_patches_is_the_grid_that_it_is() -> None:
+    picture = torch.randn(3, 12, 18, generator=torch.Generator().manual_seed(1))  # 4 x 6 patches
+    listed, plain = (
+        davis.explain(davis.Detector(Tokens(listed=listed).eval(), "max + energy"), picture) for listed in (True, False)
+    )
+    assert listed.places.shape == (4, 6)
+    np.testing.assert_allclose(listed.places, plain.places, atol=1e-6)
+    assert [(one.index, one.x, one.y) for one in listed.channels] == [
+        (one.index, one.x, one.y) for one in plain.channels
+    ]
+
+
+def test_only_detectors_are_explained() -> None:
+    with pytest.raises(TypeError, match=r"explain takes a davis\.Detector; a MapNet was given"):
+        davis.explain(models.map_net(), map_of())

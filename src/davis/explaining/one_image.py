@@ -54,14 +54,17 @@ def explain(
 
     Of fused detectors each is explained, and which of them decides is said: ``found.branches``, ``found.decisive``.
     """
+    if not isinstance(detector, Detector):
+        raise TypeError(f"explain takes a davis.Detector; a {type(detector).__name__} was given")
     if channels < 0 or neighbours < 0:
         raise ValueError(f"channels and neighbours must be 0 or more, got {channels} and {neighbours}")
     _check(detector)
     pixels = _prepared(detector, image)
     with torch.inference_mode(False), torch.no_grad():  # in inference mode there are no gradients to take
         activation_map, logits = detector.backbone.look(pixels.clone() if pixels.is_inference() else pixels)
+        activation_map = _folded(activation_map, pixels)
         if activation_map.ndim != 4:
-            tokens = "" if detector.backbone.kind == "map" else ", a list of tokens"
+            tokens = "" if detector.backbone.kind == "map" else ", a list of tokens that fill no grid"
             raise ValueError(
                 f"explain draws maps of two spatial axes, and this model's is {tuple(activation_map.shape[1:])}"
                 f"{tokens}; its channels have no place in a picture"
@@ -72,6 +75,17 @@ def explain(
             found = [_explained(detector, branch, seen) for branch in detector.composition]
             whole = found[0] if detector.fuse is None else _fused(detector, detector.fuse, found)
     return _judged(detector, whole)
+
+
+def _folded(activation_map: Map, pixels: Tensor) -> Map:
+    """A list of tokens as the grid of patches that it is, row by row; itself where they fill no such grid."""
+    if activation_map.ndim != 3 or pixels.ndim != 4:
+        return activation_map
+    (height, width), count = pixels.shape[2:], activation_map.shape[2]
+    rows = round((count * height / width) ** 0.5)
+    if rows == 0 or count % rows or rows * width != count // rows * height:
+        return activation_map
+    return activation_map.reshape(*activation_map.shape[:2], rows, count // rows)
 
 
 def _judged(detector: Detector, found: Explanation | FusedExplanation) -> Explanation | FusedExplanation:
