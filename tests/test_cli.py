@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy
 import pytest
@@ -24,6 +24,7 @@ from PIL import Image
 import davis
 from davis.artifact import read_record
 from davis.cli import main
+from davis.cli.options import recorded_adapter
 from davis.data import Images, Preprocessing, image_files, split
 from davis.families import FAMILIES
 from davis.models import load_model
@@ -681,6 +682,19 @@ class TestScore:
         detector.preprocessing = Preprocessing(size=12).to_dict()
         davis.save(detector, "raw")
         assert {row["verdict"] for row in run("score", "raw", "flat", "--model", MODEL, "--json").rows} == {None}
+
+
+@pytest.mark.parametrize(
+    ("found", "again"),
+    [
+        ({"tap": "layer4", "head": "fc", "after": None, "neck": None}, {"tap": "layer4", "head": "fc"}),
+        ({"tap": "norm", "head": "a + b", "after": None, "neck": None}, {}),
+        ({"tap": "2", "head": "(identity)", "after": None, "neck": None}, {}),
+        ({"tap": "features", "head": "fc", "after": "relu", "neck": None}, {}),
+    ],
+)
+def test_what_is_found_again(found: dict[str, Any], again: dict[str, Any]) -> None:
+    assert recorded_adapter(found) == again
 
 
 class TestExplain:

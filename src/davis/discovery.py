@@ -18,6 +18,7 @@ from davis.tracing import ADVICE, BATCHES, ENTRY, Call, Node, PerImage, Ref, Rep
 from davis.types import Images, Logits
 
 PICKING = {"__getitem__", "select", "index_select", "narrow", "unbind", "split", "chunk", "take_along_dim", "gather"}
+IDENTITY = "(identity)"
 CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4}  # of the largest value; half precision: 3e-2
 
 
@@ -34,7 +35,7 @@ class Adapter:
     """How a model is read: ``head(neck(mean of after(output of tap)))`` are its logits."""
 
     tap: str  # "" is the images themselves
-    head: str  # of a joint head: its layers' names; "" where the logits themselves are the average of a map
+    head: str  # of a joint head: its layers' names; IDENTITY where the logits themselves are the average of a map
     after: Callable[[Tensor], Tensor] | None = None
     neck: Callable[[Tensor], Tensor] | None = None
     joint: nn.Module | None = None  # the head, where it is no single module of the model
@@ -99,7 +100,7 @@ def _averaged_logits(model: nn.Module, traces: tuple[Trace, Trace], logits: Logi
         axis = _ndim(trace, read[0]) - 1 if isinstance(model.get_submodule(head), nn.Linear) else 1
         pooling = _Pooling(read[0], pooling.pooled, axis)
     tap, source = find_tap(trace, pooling.map)
-    return Adapter(tap, head or "", _after(model, traces, source, pooling), None, identity)
+    return Adapter(tap, head or IDENTITY, _after(model, traces, source, pooling), None, identity)
 
 
 def trace_twice(model: nn.Module, images: Images, *, gradients: bool = False) -> tuple[tuple[Trace, Trace], Logits]:

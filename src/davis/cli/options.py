@@ -112,11 +112,14 @@ def prepare(name: str, backbone: Backbone, **changes: Any) -> Preprocessing:
 
 def recorded_adapter(found: dict[str, Any]) -> dict[str, Any]:
     """What was given to fit and need not be given again: the tap and head where they say it all, or the tokens."""
+    from davis.discovery import IDENTITY
+
     if found.get("kind") == "class token":
         return {"tokens": TokenKind.class_}
     head = found.get("head") or ""
-    plain = found.get("after") is None and found.get("neck") is None and " + " not in head  # a joint head is found
-    return {"tap": found.get("tap"), "head": found.get("head")} if plain else {}
+    named = bool(head) and " + " not in head and head != IDENTITY  # other heads are no module, and found again
+    plain = found.get("after") is None and found.get("neck") is None and named
+    return {"tap": found.get("tap"), "head": head} if plain else {}
 
 
 def with_default(paths: list[Path], model: str | None) -> tuple[Path, str, list[Path], list[str] | None]:
