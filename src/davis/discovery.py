@@ -100,6 +100,8 @@ def _averaged_logits(model: nn.Module, traces: tuple[Trace, Trace], logits: Logi
         axis = _ndim(trace, read[0]) - 1 if isinstance(model.get_submodule(head), nn.Linear) else 1
         pooling = _Pooling(read[0], pooling.pooled, axis)
     tap, source = find_tap(trace, pooling.map)
+    if not tap and head is None:  # an average of the images themselves classifies nothing
+        return None
     return Adapter(tap, head or IDENTITY, _after(model, traces, source, pooling), None, identity)
 
 
