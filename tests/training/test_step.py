@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 from typing import Any
 
 import pytest
@@ -166,3 +167,21 @@ def test_a_captured_step_is_an_eager_one(data: Data, arch: str) -> None:
             take()
         found.append(step.outcome()[0])
     assert found[0] == pytest.approx(found[1], rel=0.05)
+
+
+@pytest.mark.heavy
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, when it compiles first
+def test_a_compiled_step_is_the_same_step(data: Data) -> None:
+    if shutil.which("g++") is None:
+        pytest.skip("torch.compile needs a C++ compiler on a CPU: none is here")
+    chosen = recipe(rate=0.01)
+    plain = made(data, chosen)
+    torch.manual_seed(0)
+    fused = Step(build(chosen.arch, classes=data.classes).train(), data.train, chosen, compiled=True)
+    for step in (plain, fused):
+        step.begin(0)
+        for _ in range(3):
+            step()
+    assert fused.outcome()[0] == pytest.approx(plain.outcome()[0], rel=1e-5)
+    for name, tensor in plain.tensors().items():
+        torch.testing.assert_close(fused.tensors()[name], tensor, rtol=1e-3, atol=1e-5)
