@@ -45,6 +45,12 @@ def test_equal_scores_have_a_histogram() -> None:
     assert figures.histogram(np.ones(5), np.ones(4), detector="a", ood="b").svg.startswith("<svg")
 
 
+def test_scores_that_differ_by_rounding_have_a_histogram() -> None:
+    scores = 1e6 + np.array([0.0, 1.2e-10, 2.4e-10])
+    assert np.ptp(scores) > 0
+    histogram(scores, scores, detector="d", ood="o")
+
+
 def test_a_roc_curve_runs_through_its_operating_points(random: np.random.Generator) -> None:
     inside, outside = {"a": random.normal(1, 1, 2000)}, {"a": random.normal(0, 1, 1500)}
     picture = figures.roc(inside, outside, specs=["a"], ood="noise")

@@ -99,7 +99,9 @@ def histogram(id_scores: Values, ood_scores: Values, *, detector: str, ood: str)
     """The densities of one detector's scores."""
     both = np.concatenate([id_scores, ood_scores])
     low, high = np.quantile(both, [0.002, 0.998])
-    edges = np.linspace(low, high if high > low else low + 1, _BINS + 1)
+    if high - low <= 1e-9 * abs(low):  # equal, or apart by less than bins can be
+        high = low + max(1.0, 1e-3 * abs(low))
+    edges = np.linspace(low, high, _BINS + 1)
 
     def draw(axes: Any) -> None:
         for scores, colour, name in ((id_scores, ID, "ID"), (ood_scores, OOD, ood)):
