@@ -1,7 +1,7 @@
 """Writes benchmarks/imagenet_methods.md from two finished runs.
 
-davis bench imagenet-crops-mobilenet_v2 --data DATA --out RUNS/mobilenet_v2 --pixel-images 150
-davis bench imagenet-crops-efficientnet_lite0 --data DATA --out RUNS/efficientnet_lite0 --pixel-images 150
+davis bench imagenet-crops-mobilenet_v2 --data DATA --out RUNS/mobilenet_v2 --pixel-images 100
+davis bench imagenet-crops-efficientnet_lite0 --data DATA --out RUNS/efficientnet_lite0 --pixel-images 100
 python benchmarks/imagenet_methods.py RUNS > benchmarks/imagenet_methods.md
 """
 

@@ -48,7 +48,7 @@ def test_equal_scores_have_a_histogram() -> None:
 def test_scores_that_differ_by_rounding_have_a_histogram() -> None:
     scores = 1e6 + np.array([0.0, 1.2e-10, 2.4e-10])
     assert np.ptp(scores) > 0
-    histogram(scores, scores, detector="d", ood="o")
+    figures.histogram(scores, scores, detector="d", ood="o")
 
 
 def test_a_roc_curve_runs_through_its_operating_points(random: np.random.Generator) -> None:
