@@ -37,7 +37,8 @@ Accuracy on the ID test crops: {accuracies}. ODIN and AdaSCALE, which move image
     print(f"| detector | {' | '.join(heads)} |\n|---|{'---|' * 2 * len(heads)}")
     found = {title: averages(run) for title, run in runs.items()}
     for spec in dict.fromkeys(spec for run in runs.values() for spec in run.specs):
-        print(f"| `{spec}` | {' | '.join(cells(lines.get(spec)) for lines in found.values())} |")
+        name = spec.replace("|", "\\|")
+        print(f"| `{name}` | {' | '.join(cells(lines.get(spec)) for lines in found.values())} |")
     for title, run in runs.items():
         for spec, reason in run.facts["left_out"].items():
             print(f"\n{title}: `{spec}` was left out: {reason}")

@@ -179,6 +179,7 @@ class TestBench:
         assert done.status == 0
         assert lines[0] == ["detector", "farood", "FPR@95", "farood", "AUROC"]
         assert lines[1][:3] == ["mean", "+", "energy"]
+        assert re.fullmatch(r"accuracy \d+\.\d\d% on \w+", done.out.splitlines()[-1])
         assert done.err.splitlines() == [f"wrote {Path('text', name)}" for name in REPORTS]
 
     def test_again_it_takes_no_pass(self, run: Run, finished: tuple[Path, Result]) -> None:

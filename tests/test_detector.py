@@ -309,3 +309,9 @@ def test_precision_and_state_follow_the_data_not_the_module() -> None:
         again = davis.Detector(models.small_net(), spec)
         again.load_state_dict(detector.state_dict())
         assert torch.equal(again(TEST).score, expected)
+
+
+def test_images_are_no_activations() -> None:
+    detector = davis.Detector(models.small_net(), "max + energy")
+    with pytest.raises(TypeError, match=r"score takes Activations, .* for images call the detector itself"):
+        detector.score(models.photos(2))  # type: ignore[arg-type]

@@ -97,7 +97,8 @@ def load(folder: str | os.PathLike[str], model: nn.Module | Backbone) -> Detecto
     if head_sha256(backbone) != record["head_sha256"]:
         raise ValueError(
             f"the classifier's last layer is not the one that {path} was fitted for "
-            f"({record['backbone'].get('model')}, head {record['backbone'].get('head')!r}); load that model or fit anew"
+            f"({record['backbone'].get('model')}, head {record['backbone'].get('head')!r}); "
+            "load that model, with the weights that it had (--weights), or fit anew"
         )
     detector = Detector(backbone, record["spec"])
     extra = (_CALIBRATION, _COUNTS, _HASHES, _NOISE)

@@ -160,6 +160,11 @@ class Detector(nn.Module):
             self._check_fitted(self.stages)
             if self.needs_pixels:
                 raise ValueError(f"{self.spec!r} moves the images themselves; call the detector on images instead")
+            if not isinstance(activations, Activations):
+                raise TypeError(
+                    f"score takes Activations, as a Backbone gives them, not a {type(activations).__name__}; "
+                    "for images call the detector itself, or score_images"
+                )
             starts = range(0, len(activations.logits), _ROWS)
             parts = [self._score_activations(activations.rows(slice(s, s + _ROWS))) for s in starts]
             return torch.cat(parts) if parts else activations.logits.new_zeros(0, dtype=torch.float64)

@@ -16,11 +16,13 @@ from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from davis.catalog import PREPROCESSING
 from davis.data import IMAGENET_MEAN, IMAGENET_STD, INTERPOLATIONS, Preprocessing
 from davis.torchvision_ops import declare_missing_operators
 from davis.zoo import (
@@ -30,19 +32,25 @@ from davis.zoo import (
     channels_last,
     from_authors,
     from_wheel,
+    load_trained,
     preprocessing_of_lite,
     weights_of_lite,
 )
+from davis.zoo.weights import CARD, WEIGHTS, read_card
 
-FORMS = "a torchvision or timm name, hf:ID or hf:FOLDER, or module:factory"
+FORMS = "a torchvision or timm name, hf:ID or hf:FOLDER, module:factory, or a folder that davis train wrote"
 _EXTRAS = {"torchvision": "timm", "timm": "timm", "transformers": "hf"}
 _WRAPPERS = ("state_dict", "model", "model_state_dict")  # where training scripts put the weights in their files
+
+
+_TRAINED_ON: WeakKeyDictionary[nn.Module, Preprocessing] = WeakKeyDictionary()
+"""How the pictures were prepared that a model was trained on here, where the card beside its weights says so."""
 
 
 class _Place(NamedTuple):
     """Where a model comes from, and its name there."""
 
-    zoo: str  # davis, torchvision, timm, hf or python
+    zoo: str  # davis, torchvision, timm, hf, python or trained
     name: str
 
 
@@ -69,12 +77,18 @@ def load_model(name: str, *, weights: str = "default", classes: int | None = Non
         "timm": _timm,
         "hf": _hugging_face,
         "python": _python,
+        "trained": _trained,
     }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # about the zoo's own defaults; nothing a user can act on
         model = zoos[place.zoo](place.name, pretrained, classes)
     if file is not None:
         _fill(model, file, name)
+    folder = (
+        Path(place.name) if place.zoo == "trained" else None if file is None or file.name != WEIGHTS else file.parent
+    )
+    if folder is not None and (folder / CARD).is_file():
+        _TRAINED_ON[model] = Preprocessing.from_dict(read_card(folder / CARD, ["preprocessing"])["preprocessing"])
     return model.eval()
 
 
@@ -85,7 +99,11 @@ def is_version(weights: str) -> bool:
 
 def preprocessing_of(name: str, model: nn.Module) -> Preprocessing:
     """How the model's zoo prepares images for it; where nothing is known, ImageNet's values."""
+    if model in _TRAINED_ON:
+        return _TRAINED_ON[model]
     place = _resolve(name)
+    if place.name.startswith("davis.zoo:cifar"):
+        return PREPROCESSING["cifar10"]  # of both
     if place.zoo == "davis":
         return preprocessing_of_lite(place.name)
     if place.zoo == "torchvision":
@@ -125,6 +143,8 @@ def place_on(model: nn.Module, device: str | None) -> nn.Module:
 
 def _resolve(name: str) -> _Place:
     zoo, colon, rest = name.partition(":")
+    if (Path(name) / CARD).is_file():
+        return _Place("trained", name)
     if colon and zoo in ("torchvision", "timm"):
         known = _names(zoo)
         if not _is_known(zoo, rest, known):
@@ -258,6 +278,12 @@ def _python(name: str, pretrained: bool, classes: int | None) -> nn.Module:
             f"{name!r} gives a {type(found).__name__}; a torch.nn.Module, or a callable that makes one, is needed"
         )
     return found
+
+
+def _trained(folder: str, pretrained: bool, classes: int | None) -> nn.Module:
+    if not pretrained or classes is not None:
+        raise ValueError(f"{folder} is a training, which has its own weights and classes; leave those options out")
+    return load_trained(folder)
 
 
 def _fill(model: nn.Module, file: Path, name: str) -> None:

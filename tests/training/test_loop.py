@@ -16,10 +16,11 @@ import safetensors.torch
 import torch
 
 from davis import zoo
+from davis.models import load_model, preprocessing_of
 from davis.training import Progress, Recipe, train
 from davis.training.files import alone_in, load_checkpoint, read_log
 from davis.training.loop import evaluate
-from davis.training.pictures import Data
+from davis.training.pictures import NORMALISATION, Data
 from davis.zoo.weights import sha256_of
 
 TINY = "resnet18(width=2)"
@@ -369,3 +370,22 @@ def test_devices(data: Data, tmp_path: Path) -> None:
     if not torch.cuda.is_available():
         with pytest.raises(ValueError, match="torch finds no CUDA; try cpu"):
             train(recipe(), tmp_path, data=data, device="cuda")
+
+
+def test_the_folder_is_a_model_name(data: Data, tmp_path: Path) -> None:
+    """It, and its weights under another name, come with the preprocessing of the card; the zoo's names with CIFAR's."""
+    folder = tmp_path / "trained"
+    recipe = Recipe(arch=TINY, dataset="colours", epochs=1, batch=20)
+    train(recipe, folder, data=data, device="cpu")
+    first = load_model(str(folder))
+    assert torch.equal(first(torch.ones(1, 3, 16, 16)), zoo.load_trained(folder)(torch.ones(1, 3, 16, 16)))
+    assert preprocessing_of(str(folder), first) == NORMALISATION
+    name = "davis.zoo:cifar10_resnet18"
+    assert preprocessing_of(name, load_model(name, weights="none")) == NORMALISATION
+    with pytest.raises(ValueError, match="has its own weights and classes"):
+        load_model(str(folder), weights="none")
+    card = json.loads((folder / "card.json").read_text())
+    (folder / "card.json").write_text(
+        json.dumps(card | {"preprocessing": card["preprocessing"] | {"size": 16, "resize": 16}})
+    )
+    assert preprocessing_of(str(folder), load_model(str(folder))).size == 16

@@ -270,5 +270,7 @@ def _show(results: Results, files: list[Path], as_json: bool) -> None:
         print(json.dumps(shown))
         return
     table(list(rows.values()))
+    if results.accuracy is not None:
+        print(f"\naccuracy {100 * results.accuracy:.2f}% on {results.id}")
     for file in files:
         note(f"wrote {file}")

@@ -64,6 +64,8 @@ def demo(
                 f"{pool} + energy accepts {known['accepted'][pool]} of {known['count']} pictures of known things and "
                 f"refuses {refused} of {unknown['count']} of unknown ones"
             )
+        between = len(exhibits) - known["count"] - unknown["count"]
+        print(f"{between} others, in between or yours, are in no count")
         print(f"\nverdict: max + energy; with mean pooling: mean + energy; p-values against {CALIBRATION}")
         print(f"wrote {out} ({time.monotonic() - started:.0f} s)")
     if (more := missing()) is not None:

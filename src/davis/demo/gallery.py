@@ -40,6 +40,7 @@ class Exhibit:
         verdict, plain = self.verdicts["max"], self.verdicts["mean"]
         return {
             "image": self.photograph.name,
+            "shows": self.photograph.shows,
             "class": self.label,
             "probability": self.probability,
             "score": verdict.score,

@@ -15,7 +15,10 @@ Point = tuple[float, float]  # across and down, as shares of the width and the h
 _SIDE, _LONGEST = 320, 1280  # pixels: what the shorter side is brought near, what the longer one stays within
 _UP, _DOWN = (217, 95, 2), (27, 110, 180)  # raises the score, lowers it: apart for the colour-blind too
 _TEXT, _LINE, _GAP, _COLUMNS = 14, 18, 8, 3  # of a sheet
-LEGEND = "A high score: the picture is like what the network knows. Orange parts raise the score, blue ones lower it."
+LEGEND = (
+    "The higher a score, the more the picture is like what the network knows. "
+    "Orange parts raise the score, blue ones lower it."
+)
 RINGS = "Rings: the maxima of the channels through which the pooling changes the score most, the strongest first."
 
 
