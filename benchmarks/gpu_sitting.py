@@ -1,11 +1,9 @@
 """Everything that happens on a borrowed GPU machine, in one driver: docs/training.md has the sequence of calls.
 
-Here:      python benchmarks/gpu_sitting.py pack DATA PARTS          image sets as lossless mosaics in parts of 56 MiB
-There:     python benchmarks/gpu_sitting.py check                    a minute: graph against eager, a benchmark on CUDA
-           python benchmarks/gpu_sitting.py start WORK PARTS         detached; call again when more parts have come
-           python benchmarks/gpu_sitting.py status WORK
-           python benchmarks/gpu_sitting.py collect WORK OUT --wait 540    keeps the machine, then fills 8 files at most
-Here:      python benchmarks/gpu_sitting.py join FETCHED TARGET      after each collect
+Here:      python benchmarks/gpu_sitting.py pack DATA PARTS     image sets as lossless mosaics in parts of 56 MiB
+There:     python benchmarks/gpu_sitting.py visit OUT --wait 0  each call: keeps the part that came, goes on, fills OUT
+           python benchmarks/gpu_sitting.py check               a minute: graph against eager, a benchmark on CUDA
+Here:      python benchmarks/gpu_sitting.py join FETCHED TARGET after each call that gave something back
 
 It needs torch, NumPy, Pillow and safetensors, and this source tree: neither typer nor rich.
 """
@@ -16,15 +14,13 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
-import threading
 import time
-import traceback
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,37 +35,50 @@ from davis.catalog import inventory  # noqa: E402 (the tree need not be installe
 from davis.training.jobs import Job, command_of, with_act  # noqa: E402
 from davis.training.recipe import Recipe  # noqa: E402
 
-# The order of the work, and the test accuracies that the paper prints: what can't be resumed elsewhere comes first.
+# The order of the work, and the test accuracies that the paper prints: the longest first, and then what comes first in
+# the paper.
 ORDER = [
+    ("densenet101", None, (93.61, 74.47)),
     ("resnet18", None, (93.89, 75.20)),
     ("resnet18", "silu", None),
     ("resnet18", "gelu", None),
     ("resnet18", "tanh", None),
     ("resnet34", None, (93.96, 75.70)),
-    ("densenet101", None, (93.61, 74.47)),
-    ("mobilenet_v2", None, (92.52, 72.69)),
     ("wrn28_10", None, (95.13, 77.96)),
+    ("mobilenet_v2", None, (92.52, 72.69)),
 ]
+# Minutes that a training may need beside three others. Those that are not here go on in another sitting: their
+# checkpoints are small enough to come home.
+MINUTES = {"resnet18": 8, "resnet34": 12, "wrn28_10": 18}
 SETS = ("cifar10_train", "cifar10_test", "cifar100_train", "cifar100_test")
 SETS += ("svhn", "dtd10", "miniplaces", "lsuncats_crop", "tiny_imagenet")
-DEEP = ("densenet101", "mobilenet_v2")  # many small kernels, one after the other: they go first on a shared card
 FILES = 8  # that come back from a call
-BENCHES = 2  # at a time, beside the trainings
+BENCHES = 1  # at a time, beside the trainings
+ATTEMPTS, PAUSE = 3, 20.0  # at each thing, and the seconds between them: a card may be busy for a moment
+AT_HOME = ROOT / "benchmarks" / "trained"
 MIB = 1 << 20
 TILE, ACROSS, MOSAIC = 32, 50, 10_000  # pixels, pictures in a row, pictures in a file: whole rows
 
 
-def jobs(work: Path, epochs: int, only: list[str]) -> list[Job]:
+def jobs(work: Path, epochs: int = 100, images: int | None = None) -> list[Job]:
     """The sixteen trainings, in order."""
-    found = []
-    for arch, act, _ in ORDER:
-        for dataset in ("cifar10", "cifar100"):
-            recipe = Recipe(arch=with_act(arch, act), dataset=dataset, epochs=epochs)
-            if not only or recipe.name in only:
-                found.append(Job(recipe, work / recipe.name))
-    if only and len(found) < len(only):
-        raise SystemExit(f"--only takes names such as cifar10-resnet18_silu, got {', '.join(only)}")
-    return found
+    archs = [with_act(arch, act) for arch, act, _ in ORDER]
+    recipes = [
+        Recipe(arch=arch, dataset=dataset, epochs=epochs, images=images)
+        for arch in archs
+        for dataset in ("cifar10", "cifar100")
+    ]
+    return [Job(recipe, work / recipe.name) for recipe in recipes]
+
+
+def chosen(options: argparse.Namespace) -> list[Job]:
+    """Those that are asked for by name, else all whose tables are not at home yet."""
+    every = {job.recipe.name: job for job in jobs(options.home / "work", options.epochs, options.images)}
+    if unknown := set(options.only) - every.keys():
+        raise SystemExit(f"--only takes names such as cifar10-resnet18_silu, got {', '.join(sorted(unknown))}")
+    if options.only:
+        return [every[name] for name in options.only]
+    return [job for name, job in every.items() if not (AT_HOME / name / "results.json").is_file()]
 
 
 def paper_accuracy(job: Job) -> float | None:
@@ -136,21 +145,41 @@ def unpack(parts: Path, data: Path) -> list[str]:
     return [name for name in SETS if (data / f"{name}.npz").is_file()]
 
 
-# -- the detached driver ---------------------------------------------------------------------------------------------
+# -- one call there --------------------------------------------------------------------------------------------------
 
 
-def start(options: argparse.Namespace) -> None:
-    """Begin the work in a session of its own, where it is not under way already."""
-    if options.compile and options.threads:
-        raise SystemExit("--compile does not go with --threads: tracing a network holds up the other threads")
-    options.work.mkdir(parents=True, exist_ok=True)
-    if (pid := driver_of(options.work)) is not None:
+def visit(options: argparse.Namespace) -> None:
+    """Put what came in its place, begin the work or let it go on, wait, and fill OUT with what is new."""
+    land(ROOT, options.home)
+    script = options.home / "tree" / "benchmarks" / "gpu_sitting.py"
+    start(options, [sys.executable, str(script), "work", *sys.argv[2:]])
+    collect(options)
+
+
+def land(sent: Path, home: Path) -> None:
+    """Keep what one call sent: the next sends another tree. A part is whole or not there, for the driver reads on."""
+    output, tree, incoming = sent / "benchmarks" / "output", home / "tree", home / "incoming"
+    if not tree.is_dir():
+        for name in ("src", "benchmarks"):
+            shutil.copytree(sent / name, incoming / "tree" / name, ignore=shutil.ignore_patterns("output"))
+        os.replace(incoming / "tree", tree)
+    for kind in ("parts", "work"):
+        (home / kind).mkdir(parents=True, exist_ok=True)
+        for folder in sorted((output / kind).glob("*")):
+            if folder.is_dir() and not (home / kind / folder.name).exists():
+                shutil.copytree(folder, incoming / folder.name)
+                os.replace(incoming / folder.name, home / kind / folder.name)
+
+
+def start(options: argparse.Namespace, words: list[str]) -> None:
+    """Begin the driver in a session of its own, where none is at work."""
+    work = options.home / "work"
+    if (pid := driver_of(work)) is not None:
         print(f"under way as process {pid}; new parts are found by themselves")
         return
-    words = [sys.executable, str(ROOT / "benchmarks" / "gpu_sitting.py"), "work", *sys.argv[2:]]
-    with (options.work / "driver.log").open("ab") as log:
+    with (work / "driver.log").open("ab") as log:
         process = subprocess.Popen(words, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True)
-    (options.work / "driver.pid").write_text(str(process.pid))
+    (work / "driver.pid").write_text(str(process.pid))
     print(f"begun as process {process.pid}")
 
 
@@ -166,32 +195,39 @@ def driver_of(work: Path) -> int | None:
     return pid if b"gpu_sitting" in command else None
 
 
+# -- the detached driver ---------------------------------------------------------------------------------------------
+
+
 def work(options: argparse.Namespace) -> None:
     """Train and benchmark what the data that are there allow; what is trained is benchmarked before more is begun."""
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # as many streams as threads may have
-    sys.setswitchinterval(0.0005)  # a thread that captures must not keep the others from their next step
     environment = dict(os.environ, PYTHONPATH=str(ROOT / "src"), PYTHONUNBUFFERED="1", OMP_NUM_THREADS="2")
+    place = options.home / "work"
+    data = place / "data"
     if options.mps:
-        environment |= start_mps(options.work)
-    data = options.work / "data"
-    todo = {job.recipe.name: job for job in jobs(options.work, options.epochs, options.only)}
-    running: dict[Task, subprocess.Popen[bytes] | Thread] = {}
+        environment |= start_mps(place)
+    todo = {job.recipe.name: job for job in chosen(options)}
+    running: dict[Task, subprocess.Popen[bytes]] = {}
     failures: Counter[Task] = Counter()
+    again_at: dict[Task, float] = {}
     while True:
-        there = unpack(options.parts, data)
+        there = unpack(options.home / "parts", data)
         for task, process in list(running.items()):
             if process.poll() is not None:
                 del running[task]
-                failures[task] += process.returncode != 0
                 say(f"{task.kind} {task.name}: status {process.returncode}")
-        waiting = [task for task in tasks(todo) if failures[task] < 2]
+                if process.returncode:
+                    failures[task] += 1
+                    again_at[task] = time.monotonic() + PAUSE
+        left = options.stay - (time.time() - began(place)) / 60
+        waiting = [task for task in tasks(todo) if failures[task] < ATTEMPTS and task.minutes() <= left]
         if not waiting and not running:
             say(f"done; failed: {sorted(+failures) or 'none'}")
             return
         for task in waiting:
             beside = sum(other.kind == task.kind for other in running)
             most = options.side_by_side if task.kind == "train" else BENCHES
-            if task in running or beside >= most or not task.needs() <= set(there):
+            paused = time.monotonic() < again_at.get(task, 0)
+            if task in running or beside >= most or paused or not task.needs() <= set(there):
                 continue
             running[task] = begin(task, todo[task.name], data, environment, options)
             say(f"{task.kind} {task.name}: begun")
@@ -209,6 +245,19 @@ class Task(NamedTuple):
         dataset = self.name.partition("-")[0]
         return set(SETS) if self.kind == "bench" else {f"{dataset}_train", f"{dataset}_test"} & set(SETS)
 
+    def minutes(self) -> float:
+        """How many the machine must stay for it to be worth beginning."""
+        arch = self.name.partition("-")[2].partition("_")[0] if "wrn" not in self.name else "wrn28_10"
+        return MINUTES.get(arch, 0) if self.kind == "train" else 0
+
+
+def began(work: Path) -> float:
+    """When the first driver of this machine began, by the clock."""
+    file = work / "began"
+    if not file.is_file():
+        file.write_text(str(time.time()))
+    return float(file.read_text())
+
 
 def tasks(todo: Mapping[str, Job]) -> list[Task]:
     """What is left to do: benchmarks first, so that what is finished can go home."""
@@ -220,47 +269,15 @@ def tasks(todo: Mapping[str, Job]) -> list[Task]:
 
 def begin(
     task: Task, job: Job, data: Path, environment: dict[str, str], options: argparse.Namespace
-) -> subprocess.Popen[bytes] | Thread:
+) -> subprocess.Popen[bytes]:
     job.folder.mkdir(parents=True, exist_ok=True)
-    if task.kind == "train" and options.threads:
-        return Thread(job, data)
     compiled = ["--compile"] if options.compile else []
     words = command_of(job, data=data, options=["--save-every", "5", *compiled])
     if task.kind == "bench":
-        words = [sys.executable, str(ROOT / "benchmarks" / "gpu_sitting.py"), "bench", str(options.work), task.name]
+        words = [sys.executable, str(ROOT / "benchmarks" / "gpu_sitting.py"), "bench", str(data.parent), task.name]
         words += [] if options.pixels else ["--no-pixels"]
     with (job.folder / f"{task.kind}.log").open("ab") as log:
         return subprocess.Popen(words, stdout=log, stderr=log, env=environment)
-
-
-class Thread(threading.Thread):
-    """A training in this process, on a stream of its own: its kernels run beside those of the others."""
-
-    def __init__(self, job: Job, data: Path) -> None:
-        super().__init__(daemon=True)
-        self.job, self.data = job, data
-        self.returncode: int | None = None
-        self.start()
-
-    def poll(self) -> int | None:
-        return self.returncode
-
-    def run(self) -> None:
-        import torch
-
-        from davis.training import train
-
-        torch.backends.cudnn.benchmark = True  # of the process: one training that ends must not turn it off for others
-        try:
-            urgent = -1 if self.job.recipe.arch.startswith(DEEP) else 0
-            stream = torch.cuda.Stream(priority=urgent) if torch.cuda.is_available() else None
-            with nullcontext() if stream is None else torch.cuda.stream(stream):
-                train(self.job.recipe, self.job.folder, data=self.data, save_every=5)
-            self.returncode = 0
-        except Exception:
-            with (self.job.folder / "train.log").open("a") as log:
-                log.write(traceback.format_exc())
-            self.returncode = 1
 
 
 def say(text: str) -> None:
@@ -277,7 +294,7 @@ def start_mps(folder: Path) -> dict[str, str]:
         return {}
     done = subprocess.run([daemon, "-d"], env=os.environ | pipes, capture_output=True, text=True)
     print(f"mps: status {done.returncode} {done.stdout} {done.stderr}", flush=True)
-    return pipes if done.returncode == 0 else {}
+    return pipes if done.returncode == 0 or "already running" in done.stdout + done.stderr else {}
 
 
 def bench(options: argparse.Namespace) -> None:
@@ -308,25 +325,21 @@ def bench(options: argparse.Namespace) -> None:
 # -- looking, and bringing home --------------------------------------------------------------------------------------
 
 
-def status(options: argparse.Namespace) -> None:
+def status(work: Path, shown: list[Job]) -> None:
     """Print a line for each training, and the end of the driver's log."""
-    pid = driver_of(options.work)
-    print(f"driver: {'not running' if pid is None else f'process {pid}'}; data: {sorted(found(options.work))}")
+    pid, there = driver_of(work), [name for name in SETS if (work / "data" / f"{name}.npz").is_file()]
+    print(f"driver: {'not running' if pid is None else f'process {pid}'}; data: {there}")
     print(f"| training | state | epoch | loss | test accuracy | paper | seconds | benchmark |\n{'|---' * 8}|")
-    for job in jobs(options.work, options.epochs, options.only):
+    for job in shown:
         row, paper = job.state(), paper_accuracy(job)
         accuracy = "" if row["test accuracy"] is None else f"{100 * row['test accuracy']:.2f}"
         benched = "done" if (job.folder / "bench" / "results.json").is_file() else ""
         loss = "" if row["loss"] is None else f"{row['loss']:.4f}"
         cells = (row["name"], row["state"], row["epoch"], loss, accuracy, paper or "", row["seconds"], benched)
         print(f"| {' | '.join(map(str, cells))} |")
-    log = options.work / "driver.log"
+    log = work / "driver.log"
     if log.is_file():
         print("\n".join(log.read_text().splitlines()[-12:]))
-
-
-def found(work: Path) -> list[str]:
-    return [name for name in SETS if (work / "data" / f"{name}.npz").is_file()]
 
 
 SMALL = ("card.json", "log.jsonl", "curves.svg", "train.log", "bench.log")
@@ -341,21 +354,24 @@ SMALL += (
 
 def collect(options: argparse.Namespace) -> None:
     """Wait, then put into OUT what has not come home yet: all tables and logs, and weights in parts, finished first."""
+    work, shown = options.home / "work", chosen(options)
     until = time.monotonic() + options.wait
-    while time.monotonic() < until and driver_of(options.work) is not None:
+    while time.monotonic() < until and driver_of(work) is not None:
         time.sleep(1)
-    chosen = jobs(options.work, options.epochs, options.only)
-    sent = options.work / "sent"
+    if options.last and (pid := driver_of(work)) is not None:
+        os.killpg(pid, signal.SIGTERM)  # nobody may write a checkpoint anew between two of its parts
+        time.sleep(2)
+    sent = work / "sent"
     sent.mkdir(exist_ok=True)
     options.out.mkdir(parents=True, exist_ok=True)
     with tarfile.open(options.out / "tables.tar.gz", "w:gz") as archive:
-        for job in chosen:
+        for job in shown:
             for name in SMALL:
                 if (job.folder / name).is_file():
                     archive.add(job.folder / name, f"{job.recipe.name}/{name}")
-        if (options.work / "driver.log").is_file():
-            archive.add(options.work / "driver.log", "driver.log")
-    waiting = [piece for piece in pieces(chosen, options) if not (sent / piece.name).is_file()]
+        if (work / "driver.log").is_file():
+            archive.add(work / "driver.log", "driver.log")
+    waiting = [piece for piece in pieces(shown, options) if not (sent / piece.name).is_file()]
     room = options.room * MIB - (options.out / "tables.tar.gz").stat().st_size
     left = 0
     for piece in waiting:
@@ -366,8 +382,8 @@ def collect(options: argparse.Namespace) -> None:
         room -= len(content)
         (options.out / piece.name).write_bytes(content)
         (sent / piece.name).touch()
-    status(options)
-    print(f"{len(list(options.out.iterdir()))} files; {left} pieces are left: collect again")
+    status(work, shown)
+    print(f"{len(list(options.out.iterdir()))} files; {left} pieces are left: visit again")
 
 
 class Piece(NamedTuple):
@@ -384,10 +400,10 @@ class Piece(NamedTuple):
             return stream.read(self.size)
 
 
-def pieces(chosen: list[Job], options: argparse.Namespace) -> list[Piece]:
+def pieces(shown: list[Job], options: argparse.Namespace) -> list[Piece]:
     """Weights of what is trained; with --last also the checkpoints that are small enough to go on with elsewhere."""
     found, step = [], int(options.size * MIB)
-    for job in chosen:
+    for job in shown:
         finished = (job.folder / "card.json").is_file()
         file = job.folder / ("weights.safetensors" if finished else "checkpoint.safetensors")
         if not file.is_file() or (not finished and (not options.last or file.stat().st_size > options.largest * MIB)):
@@ -415,6 +431,16 @@ def join(options: argparse.Namespace) -> None:
                 whole = folder.parent / f"{kind}.safetensors"
                 whole.write_bytes(b"".join(part.read_bytes() for part in parts))
                 print(f"{whole}: {verdict(whole)}")
+    for folder in sorted(options.target.glob("*/bench/results.json")):
+        keep(folder.parent.parent, options.tables)
+
+
+def keep(folder: Path, tables: Path) -> None:
+    """Put what the repository shows of a network where benchmarks/own_networks.py reads it."""
+    place = tables / folder.name
+    place.mkdir(parents=True, exist_ok=True)
+    for name in ("card.json", "log.jsonl", "bench/results.json"):
+        shutil.copy(folder / name, place / Path(name).name)
 
 
 def verdict(file: Path) -> str:
@@ -487,6 +513,11 @@ def tiny_benchmark(place: Path, device: str, *, spec: str = "paper-cifar10-resne
     return len(run(built, place / "out", cache=place / "cache").rows)
 
 
+def absolute(text: str) -> Path:
+    """A path for processes that live in other folders."""
+    return Path(text).resolve()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(required=True)
@@ -495,32 +526,35 @@ def main() -> None:
         added = verbs.add_parser(function.__name__, help=(function.__doc__ or "").strip())
         added.set_defaults(function=function)
         for place in places:
-            added.add_argument(place, type=lambda text: Path(text).resolve())  # the tree may be sent anew meanwhile
+            added.add_argument(place, type=absolute)
         return added
 
     verb(pack, "data", "parts").add_argument("--size", type=float, default=56, help="MiB of a part")
-    verb(join, "fetched", "target")
+    verb(join, "fetched", "target").add_argument("--tables", type=Path, default=AT_HOME, help="for the repository")
     verb(check)
-    for function in (start, work):
-        added = verb(function, "work", "parts")
+    for function in (visit, work):
+        added = verb(function, "out")
+        added.add_argument(
+            "--home", type=absolute, default=Path.home() / "sitting", help="a place that outlasts a call"
+        )
+        added.add_argument("--wait", type=float, default=0, help="seconds of work before anything is given back")
+        added.add_argument("--last", action="store_true", help="end the work; small checkpoints come home too")
+        added.add_argument("--only", nargs="*", default=[], help="names such as cifar10-resnet18_silu")
+        added.add_argument("--stay", type=float, default=29, help="minutes from the first call to the last one's end")
         added.add_argument("--side-by-side", type=int, default=4)
-        added.add_argument("--threads", action="store_true", help="train in one process, each on a stream of its own")
-        added.add_argument("--compile", action="store_true", help="fuse kernels by torch.compile; not in threads")
-        added.add_argument("--mps", action="store_true", help="let the processes share the card at the same time")
+        added.add_argument("--no-compile", dest="compile", action="store_false", help="leave out torch.compile")
+        added.add_argument(
+            "--no-mps", dest="mps", action="store_false", help="let the processes take turns on the card"
+        )
         added.add_argument("--no-pixels", dest="pixels", action="store_false", help="leave out ODIN and AdaSCALE")
+        added.add_argument("--epochs", type=int, default=100, help="fewer for a rehearsal")
+        added.add_argument("--images", type=int, help="train on the first so many only, for a rehearsal")
+        added.add_argument("--room", type=float, default=60, help="MiB of a call")
+        added.add_argument("--size", type=float, default=15, help="MiB of a file")
+        added.add_argument("--largest", type=float, default=32, help="MiB of a checkpoint that is worth bringing home")
     added = verb(bench, "work")
     added.add_argument("name")
     added.add_argument("--no-pixels", dest="pixels", action="store_false")
-    verb(status, "work")
-    added = verb(collect, "work", "out")
-    added.add_argument("--wait", type=float, default=0, help="seconds before that, while the work goes on")
-    added.add_argument("--last", action="store_true", help="small checkpoints of unfinished trainings too")
-    added.add_argument("--room", type=float, default=60, help="MiB of a call")
-    added.add_argument("--size", type=float, default=15, help="MiB of a file")
-    added.add_argument("--largest", type=float, default=32, help="MiB of a checkpoint that is worth bringing home")
-    for name in ("start", "work", "status", "collect"):
-        verbs.choices[name].add_argument("--only", nargs="*", default=[], help="names such as cifar10-resnet18_silu")
-        verbs.choices[name].add_argument("--epochs", type=int, default=100)
     options = parser.parse_args()
     options.function(options)
 

@@ -44,7 +44,7 @@ The last epoch's network, not the best one on the test set.
 
 def main() -> None:
     """Write the page."""
-    everything = jobs(PLACE, 100, [])
+    everything = jobs(PLACE)
     done = [job for job in everything if (job.folder / "card.json").is_file()]
     print(HEAD)
     for job in done:

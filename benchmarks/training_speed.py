@@ -2,7 +2,6 @@
 
 python benchmarks/training_speed.py resnet18 densenet101                    eager against graph
 python benchmarks/training_speed.py resnet18 --processes 1 2 4              the sum over processes, by graph
-python benchmarks/training_speed.py resnet18 --threads 1 2 4                the sum over threads of one process
 
 Prints a Markdown table for benchmarks/training_speed.md. Batch 64 of random 32x32 pictures, bfloat16 autocast,
 channels_last: the step that `davis train` takes, augmentation and SGD in it.
@@ -13,7 +12,6 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -79,35 +77,11 @@ def together(arch: str, count: int, seconds: float) -> float:
     return sum(float(process.communicate()[0]) for process in running)
 
 
-def in_threads(arch: str, count: int, seconds: float) -> float:
-    """Steps per second of several trainings on streams of one process, summed."""
-    torch.backends.cudnn.benchmark = True
-    rates = [0.0] * count
-
-    def run(place: int) -> None:
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
-            step = make(arch, "cuda")
-            graph = capture(step)
-            step.begin(0)
-            ready.wait()
-            rates[place] = steps_per_second(graph, seconds, stream.synchronize)
-
-    ready = threading.Barrier(count)
-    threads = [threading.Thread(target=run, args=(place,)) for place in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return sum(rates)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("archs", nargs="+")
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--processes", type=int, nargs="*", default=[])
-    parser.add_argument("--threads", type=int, nargs="*", default=[])
     parser.add_argument("--quiet", action="store_true", help="steps per second of the graph alone")
     options = parser.parse_args()
     if not torch.cuda.is_available():
@@ -120,12 +94,11 @@ def main() -> None:
         print(steps_per_second(graph, options.seconds, torch.cuda.synchronize))
         return
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}\n")
-    for kind, counts, measure in (("processes", options.processes, together), ("threads", options.threads, in_threads)):
-        for arch in options.archs if counts else ():
-            print(f"| network | {kind} | steps/s in sum |\n|---|---|---|")
-            for count in counts:
-                print(f"| {arch} | {count} | {measure(arch, count, options.seconds):.1f} |", flush=True)
-    if options.processes or options.threads:
+    if options.processes:
+        print("| network | processes | steps/s in sum |\n|---|---|---|")
+        for arch in options.archs:
+            for count in options.processes:
+                print(f"| {arch} | {count} | {together(arch, count, options.seconds):.1f} |", flush=True)
         return
     print("| network | eager steps/s | graph steps/s | ratio | compiled graph steps/s | ratio | 100 epochs at best |")
     print("|---|---|---|---|---|---|---|")

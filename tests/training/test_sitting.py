@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import shutil
 import subprocess
 import sys
-import threading
+import time
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -38,9 +39,9 @@ def sitting(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_the_sixteen_trainings_have_their_benchmarks(sitting: ModuleType, tmp_path: Path) -> None:
-    names = [job.recipe.name for job in sitting.jobs(tmp_path, 100, [])]
+    names = [job.recipe.name for job in sitting.jobs(tmp_path)]
     assert len(names) == len(set(names)) == 16
-    assert names[:4] == ["cifar10-resnet18", "cifar100-resnet18", "cifar10-resnet18_silu", "cifar100-resnet18_silu"]
+    assert names[:4] == ["cifar10-densenet101", "cifar100-densenet101", "cifar10-resnet18", "cifar100-resnet18"]
     for name in names:
         description = describe.read(f"paper-{name}" + ("-own" if "densenet" in name else ""))[0]
         assert description["model"]["name"] == f"davis.zoo:{name.replace('-', '_')}"
@@ -83,9 +84,9 @@ def small_job(work: Path, dataset: Path | str = "colours", **settings: object) -
 def test_what_comes_home(
     sitting: ModuleType, data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    work, home = tmp_path / "work", tmp_path / "home"
+    work, home = tmp_path / "there" / "work", tmp_path / "home"
     done, cut = small_job(work), small_job(work, arch="resnet18(act=silu, width=2)")
-    monkeypatch.setattr(sitting, "jobs", lambda *_: [done, cut])
+    monkeypatch.setattr(sitting, "chosen", lambda _: [done, cut])
     train(done.recipe, done.folder, data=data, device="cpu")
 
     def stop(progress: object) -> None:
@@ -97,21 +98,13 @@ def test_what_comes_home(
     calls, last = 0, False
     while True:
         options = SimpleNamespace(
-            work=work,
-            out=tmp_path / f"out{calls}",
-            wait=0,
-            last=last,
-            size=0.01,
-            room=0.05,
-            largest=1,
-            only=[],
-            epochs=2,
+            home=work.parent, out=tmp_path / f"out{calls}", wait=0, last=last, size=0.01, room=0.05, largest=1
         )
         sitting.collect(options)
         files = list(options.out.iterdir())
         assert len(files) <= 8
         assert all(file.stat().st_size <= 0.01 * 2**20 + 1 for file in files if "tar" not in file.name)
-        sitting.join(SimpleNamespace(fetched=options.out, target=home))
+        sitting.join(SimpleNamespace(fetched=options.out, target=home, tables=tmp_path / "tables"))
         calls += 1
         finished = " 0 pieces are left" in capsys.readouterr().out
         if finished and last:
@@ -126,55 +119,76 @@ def test_what_comes_home(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("threads", [False, True])
 def test_the_schedule(
     sitting: ModuleType,
     place: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    threads: bool,
 ) -> None:
     """Every training is done, then its benchmark, which fails here for want of a description and stops nobody."""
     work = tmp_path / "work"
+    work.mkdir()
     todo = [small_job(work, place, seed=0), small_job(work, place, arch="resnet18(act=silu, width=2)")]
-    monkeypatch.setattr(sitting, "jobs", lambda *_: todo)
+    late = small_job(work, place, arch="wrn28_10(factor=1)")
+    monkeypatch.setattr(sitting, "chosen", lambda _: [*todo, late])
+    monkeypatch.setattr(sitting, "MINUTES", {"resnet18": 8, "wrn28_10": 18})
     monkeypatch.setattr(sitting, "SETS", ())
-    options = argparse.Namespace(
-        work=work,
-        parts=tmp_path,
-        side_by_side=2,
-        mps=False,
-        threads=threads,
-        compile=False,
-        pixels=False,
-        epochs=2,
-        only=[],
-    )
+    monkeypatch.setattr(sitting, "PAUSE", 0.0)
+    options = argparse.Namespace(home=tmp_path, side_by_side=2, mps=False, compile=False, pixels=False, stay=17)
     sitting.work(options)
     out = capsys.readouterr().out
     assert out.count("train colours-resnet18_width2: begun") == 1
-    assert out.count("bench colours-resnet18_width2: begun") == 2
+    assert out.count("bench colours-resnet18_width2: begun") == sitting.ATTEMPTS
     for job in todo:
         assert json.loads((job.folder / "card.json").read_text())["recipe"] == job.recipe.to_dict()
         assert "no benchmark 'paper-colours" in (job.folder / "bench.log").read_text()
+    assert not late.folder.exists()  # the machine goes back before it could be done, and it could not go on elsewhere
 
 
-def test_threads_do_not_disturb_one_another(data: Data, tmp_path: Path) -> None:
-    recipes = [small_job(tmp_path, seed=seed).recipe for seed in range(3)]
-    cards: dict[str, list[str]] = {"alone": [], "together": []}
-    cards["alone"] = [train(each, tmp_path / f"a{each.seed}", data=data, device="cpu")["sha256"] for each in recipes]
-    threads = [
-        threading.Thread(target=train, args=(each, tmp_path / f"t{each.seed}"), kwargs={"data": data, "device": "cpu"})
-        for each in recipes
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for each in recipes:
-        cards["together"].append(json.loads((tmp_path / f"t{each.seed}" / "card.json").read_text())["sha256"])
-    assert cards["alone"] == cards["together"]
+@pytest.mark.heavy
+def test_a_sitting_from_the_first_call_to_the_last(
+    sitting: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two parts come in a call each, a network of the paper is trained meanwhile, its weights come home whole."""
+    sent, there, home, raw = (tmp_path / name for name in ("sent", "there", "home", "raw"))
+    raw.mkdir()
+    monkeypatch.setattr(sitting, "SETS", ("cifar10_train", "cifar10_test"))
+    for name, count in (("cifar10_train", 50_000), ("cifar10_test", 10_000)):
+        labels = np.arange(count) % 10
+        shades = np.broadcast_to((20 * labels).astype(np.uint8)[:, None, None, None], (count, 32, 32, 3))
+        np.savez(raw / f"{name}.npz", images=shades, labels=labels)
+    sitting.pack(SimpleNamespace(data=raw, parts=tmp_path / "packed", size=0.1))
+    parts = sorted((tmp_path / "packed").iterdir())
+    assert len(parts) > 1
+    for name in ("src", "benchmarks"):
+        shutil.copytree(ROOT / name, sent / name, ignore=shutil.ignore_patterns("output", "__pycache__"))
+
+    def visit(number: int, *words: str) -> str:
+        shutil.rmtree(sent / "benchmarks" / "output", ignore_errors=True)  # what was carried is gone in the next call
+        for part in parts[number : number + 1]:
+            shutil.copytree(part, sent / "benchmarks" / "output" / "parts" / part.name)
+        script, out = sent / "benchmarks" / "gpu_sitting.py", tmp_path / f"out{number}"
+        options = ["--home", there, "--epochs", "1", "--images", "128", "--no-compile", "--no-mps", *words]
+        done = subprocess.run(
+            [sys.executable, script, "visit", out, "--only", "cifar10-mobilenet_v2", *options],
+            capture_output=True,
+            text=True,
+            cwd=sent,
+        )
+        assert done.returncode == 0, done.stderr
+        sitting.join(SimpleNamespace(fetched=out, target=home, tables=tmp_path / "tables"))
+        return done.stdout
+
+    assert "begun as process" in visit(0)
+    for number in range(1, len(parts)):
+        assert "under way as process" in visit(number)
+    card, until = there / "work" / "cifar10-mobilenet_v2" / "card.json", time.monotonic() + 900
+    while not card.is_file() and time.monotonic() < until:
+        time.sleep(1)
+    assert "driver: not running" in visit(len(parts), "--last")  # it waited for the other image sets
+    assert sitting.verdict(home / "cifar10-mobilenet_v2" / "weights.safetensors") == "whole"
+    assert json.loads(card.read_text())["train_images"] == 128
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from davis import __version__
 from davis.training import figure, files
 from davis.training.pictures import NORMALISATION, Data, Pictures, UnknownDataset, normalised, read
 from davis.training.recipe import Recipe
-from davis.training.step import ALONE, Step, capture
+from davis.training.step import Step, capture
 from davis.zoo import build
 from davis.zoo.weights import sha256_of
 
@@ -105,7 +105,7 @@ def _train(
 ) -> dict[str, Any]:
     digests = whole.digests()
     stored = files.load_checkpoint(folder, recipe, data=digests["train"], test=digests["test"])
-    with ALONE, torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]):
         pictures, test = whole.train.first(recipe.images).to(chosen), whole.test.to(chosen)
         torch.manual_seed(recipe.seed)
         model = build(recipe.arch, classes=whole.classes, head=recipe.head).to(chosen)
@@ -118,8 +118,7 @@ def _train(
     with _fastest_kernels():
         take = capture(step) if graph and chosen.type == "cuda" and len(history) < recipe.epochs else step
         _epochs(step, take, test, recipe, folder, history, save_every, watch, digests)
-    with ALONE:
-        return _finish(step, whole, test, recipe, folder, history, digests)
+    return _finish(step, whole, test, recipe, folder, history, digests)
 
 
 def _epochs(
@@ -147,20 +146,15 @@ def _epochs(
     tell(0)
     for epoch in range(resumed_at, recipe.epochs):
         started = time.perf_counter()
-        with ALONE:
-            step.begin(epoch)
+        step.begin(epoch)
         for number in range(step.steps):
             take()
             if number % _TOLD_EVERY == _TOLD_EVERY - 1:
                 step.pace()
                 tell(number + 1)
-        step.wait()
-        with ALONE:
-            history.append(_record(step, test, recipe, epoch, started))
-            if (epoch + 1) % save_every == 0 or epoch + 1 == recipe.epochs:
-                files.save_checkpoint(
-                    folder, recipe, step.tensors(), history, data=digests["train"], test=digests["test"]
-                )
+        history.append(_record(step, test, recipe, epoch, started))
+        if (epoch + 1) % save_every == 0 or epoch + 1 == recipe.epochs:
+            files.save_checkpoint(folder, recipe, step.tensors(), history, data=digests["train"], test=digests["test"])
         files.write_log(folder, history)
         tell(0)
 

@@ -7,7 +7,6 @@ are the same on every device, and a resumed training has no state of a generator
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 import torch
@@ -17,10 +16,6 @@ from torch import Tensor, nn
 from davis.stages.godin import GodinHead
 from davis.training.pictures import Pictures, cut, normalised, padded
 from davis.training.recipe import Recipe
-
-ALONE = threading.RLock()
-"""Threads that train side by side take turns in all but the steps: a seed is one for all of them, and a graph is
-captured while nobody else gives the device more than replays to do."""
 
 _WARM_UP = 4  # steps before a capture: kernels are chosen and workspaces made in them
 
@@ -98,18 +93,13 @@ class Step:
             self._count.add_(1)
 
     def pace(self) -> None:
-        """Wait until the device has got to where the last call of this was: nobody waits long for it then."""
+        """Wait until the device has got to where the last call of this was, so that what is told of it is true."""
         if self._half:
             reached = torch.cuda.Event(blocking=True)
             reached.record()
             if self._behind is not None:
                 self._behind.synchronize()
             self._behind = reached
-
-    def wait(self) -> None:
-        """Until the device has done all steps so far."""
-        if self._half:
-            torch.cuda.current_stream().synchronize()
 
     def outcome(self) -> tuple[float, float]:
         """The mean loss and the accuracy over the steps of this epoch; waits for the device."""
@@ -188,16 +178,11 @@ def _free_of_decay(model: nn.Module) -> set[str]:
 
 def capture(step: Step) -> Callable[[], None]:
     """The step as one CUDA graph; the model and all counters are as before, only kernels were chosen."""
-    with ALONE:
-        return _captured(step)
-
-
-def _captured(step: Step) -> Callable[[], None]:
     before = {name: tensor.clone() for name, tensor in step.tensors().items()}
     step.begin(0)
     # The same side stream for warm-up and capture: libraries keep handles and workspaces by stream.
     current = torch.cuda.current_stream()
-    stream = torch.cuda.Stream(step.labels.device, priority=current.priority)  # a graph's kernels keep it
+    stream = torch.cuda.Stream(step.labels.device)
     stream.wait_stream(current)
     with torch.cuda.stream(stream):
         for _ in range(_WARM_UP):
