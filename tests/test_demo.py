@@ -6,10 +6,13 @@ import json
 import re
 import subprocess
 import sys
+from base64 import b64decode
 from importlib.util import find_spec
+from io import BytesIO
 from pathlib import Path
 
 import models
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -124,20 +127,20 @@ def exhibits(small: dict[str, davis.Detector]) -> list[Exhibit]:
 class TestPage:
     def test_verdicts(self, exhibits: list[Exhibit], small: dict[str, davis.Detector]) -> None:
         for exhibit in exhibits:
-            for pool, verdict in exhibit.verdicts.items():
-                assert verdict.accepted == (verdict.score >= small[pool].threshold)
+            for pool, found in exhibit.explanations.items():
+                assert exhibit.accepted(pool) == (found.score >= small[pool].threshold)
                 held = small[pool].calibration.scores
-                assert verdict.p == (1 + int((held <= verdict.score).sum())) / 100
+                assert found.p_value == (1 + int((held <= found.score).sum())) / 100
 
     def test_every_exhibit_is_shown_once(self, exhibits: list[Exhibit]) -> None:
-        shown = [exhibit.photograph.name for _, _, members in sections(exhibits) for exhibit in members]
+        shown = [exhibit.photograph.name for section in sections(exhibits) for exhibit in section.members]
         assert sorted(shown) == sorted(exhibit.photograph.name for exhibit in exhibits)
 
     def test_tally(self, exhibits: list[Exhibit]) -> None:
         known, unknown = tally(exhibits)
         assert known["count"] == sum(e.photograph.shows == "known" for e in exhibits)
         assert unknown["accepted"]["max"] == sum(
-            e.photograph.shows == "unknown" and e.verdicts["max"].accepted for e in exhibits
+            e.photograph.shows == "unknown" and e.accepted("max") for e in exhibits
         )
 
     def test_it_is_whole(self, exhibits: list[Exhibit], small: dict[str, davis.Detector], tmp_path: Path) -> None:
@@ -145,23 +148,58 @@ class TestPage:
         assert not re.findall(r"(?:src|href)=\"(?!data:|#)", text)  # nothing is fetched from elsewhere
         assert text.count("<article") == len(exhibits)
         assert text.count("data:image/jpeg;base64,") == 2 * len(exhibits)
-        assert (
-            text.count("p = ")
-            == text.count("<small>against 1,500 WebP crops of ImageNet validation")
-            == 2 * len(exhibits)
-        )
+        calibrations = text.count("<small>against 1,500 WebP crops of ImageNet validation")
+        assert text.count("· p ") == calibrations == 2 * len(exhibits)
         assert "<script" not in text
+
+    def test_dots_and_lines_stand_where_the_scores_are(
+        self, exhibits: list[Exhibit], small: dict[str, davis.Detector], tmp_path: Path
+    ) -> None:
+        """A dot lies left of the line exactly where the picture is refused, and dots have the order of the scores."""
+        text = write_page(exhibits, small, tmp_path / "demo.html").read_text(encoding="utf-8")
+        figures = re.findall(
+            r'Score (\S+) among.*?<line x1="([\d.]+)".*?<circle class="(ok|ood)" cx="([\d.]+)"', text, re.DOTALL
+        )
+        assert len(figures) == 2 * len(exhibits)
+        assert {kind for _, _, kind, _ in figures} == {"ok", "ood"}
+        for _, line, kind, dot in figures:
+            assert (float(dot) < float(line) + 0.1) if kind == "ood" else (float(dot) > float(line) - 0.1)
+        for threshold in {line for _, line, _, _ in figures}:  # one for each detector
+            assert 6 < float(threshold) < 234
+            dots = sorted((float(score), float(dot)) for score, line, _, dot in figures if line == threshold)
+            assert [dot for _, dot in dots] == sorted(dot for _, dot in dots)
+
+    def test_heat_maps_are_those_of_the_detector_above_all(
+        self, exhibits: list[Exhibit], small: dict[str, davis.Detector], tmp_path: Path
+    ) -> None:
+        text = write_page(exhibits[:1], small, tmp_path / "demo.html").read_text(encoding="utf-8")
+        panels = [Image.open(BytesIO(b64decode(each))) for each in re.findall(r"base64,([^\"]+)", text)]
+        wanted = {pool: np.asarray(found.draw(), float) for pool, found in exhibits[0].explanations.items()}
+        assert np.abs(np.asarray(panels[1], float) - wanted["max"]).mean() < 6  # what JPEG loses
+        assert np.abs(np.asarray(panels[1], float) - wanted["mean"]).mean() > 10
+
+    def test_an_accepted_answer_may_be_wrong(
+        self, exhibits: list[Exhibit], small: dict[str, davis.Detector], tmp_path: Path
+    ) -> None:
+        known = next(each for each in exhibits if each.photograph.shows == "known" and each.accepted("max"))
+        labelled = known.photograph._replace(label="jeep", name="labelled")
+        right, wrong = (Exhibit(labelled, label, 0.5, known.explanations) for label in ("jeep", "beach wagon"))
+        found = {section.title: section.members for section in sections([right, wrong])}
+        assert found["Known things, accepted"] == [right]
+        assert found["Failures: known and accepted, but named otherwise"] == [wrong]
+        text = write_page([right, wrong], small, tmp_path / "demo.html").read_text(encoding="utf-8")
+        assert "of the 2 pictures with a label, 1 is accepted under\nanother name" in text
 
     def test_yours_come_first_and_count_nowhere(self, exhibits: list[Exhibit]) -> None:
         (own,) = (one for one, _ in your_photographs([Path("a/x.png")]))
-        mine = Exhibit(own, "x", 0.5, exhibits[0].verdicts, exhibits[0].explanations)
-        title, _, members = sections([*exhibits, mine])[0]
-        assert (title, members) == ("Yours", [mine])
+        mine = Exhibit(own, "x", 0.5, exhibits[0].explanations)
+        first = sections([*exhibits, mine])[0]
+        assert (first.title, first.members) == ("Yours", [mine])
         assert tally([*exhibits, mine]) == tally(exhibits)
 
     def test_text_is_escaped(self, exhibits: list[Exhibit], small: dict[str, davis.Detector], tmp_path: Path) -> None:
         strange = Photograph("<b>", "x", "known", "<script>")
-        one = Exhibit(strange, "<i>", 0.5, exhibits[0].verdicts, exhibits[0].explanations)
+        one = Exhibit(strange, "<i>", 0.5, exhibits[0].explanations)
         text = write_page([one], small, tmp_path / "demo.html").read_text(encoding="utf-8")
         assert "&lt;script&gt;" in text
         assert "<script>" not in text
@@ -170,7 +208,7 @@ class TestPage:
         self, exhibits: list[Exhibit], small: dict[str, davis.Detector], tmp_path: Path
     ) -> None:
         strange = Photograph("a\udcff.png", "a\udcff.png", "yours", "")  # the byte 0xff, as Python hands it on
-        one = Exhibit(strange, "x", 0.5, exhibits[0].verdicts, exhibits[0].explanations)
+        one = Exhibit(strange, "x", 0.5, exhibits[0].explanations)
         page = write_page([one], small, tmp_path / "demo.html")
         assert "a\\udcff.png" in page.read_text(encoding="utf-8")
         assert is_page(page)
@@ -250,6 +288,7 @@ class TestWhole:
             "chessboard",
             "retina",
             "color",
+            "hubble_deep_field",
         ):
             assert rows[name]["verdict"] == "OOD", name
         for name in ("brick", "text", "moon", "retina", "color"):

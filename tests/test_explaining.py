@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -134,6 +135,24 @@ def test_maxima_and_heat_lie_in_the_image() -> None:
         assert (channel.x, channel.y) == (2 * column + 1, 2 * row + 1)
         assert channel.pooled == pytest.approx(float(activation_map[channel.index].max()), rel=1e-6)
         assert channel.mean == pytest.approx(float(activation_map[channel.index].mean()), rel=1e-5)
+    # The hottest pixel lies over the position that adds most, and neither the mirror image nor the transpose would do.
+    row, column = np.unravel_index(found.places.argmax(), (6, 6))
+    assert len({(row, column), (column, row), (5 - row, column), (row, 5 - column)}) == 4
+    y, x = np.unravel_index(found.heat.argmax(), (12, 12))
+    assert (y // 2, x // 2) == (row, column)
+
+
+def test_rings_lie_over_the_maxima() -> None:
+    """On a picture that is wider than high, no other place would have white in it."""
+    picture = np.zeros((40, 80, 3), np.uint8)
+    found = davis.explain(davis.Detector(models.small_net(), "max + energy"), models.photos(1, 3)[0])
+    one = dataclasses.replace(found.channels[0], x=70, y=10)
+    wide = dataclasses.replace(found, picture=picture, heat=np.zeros((40, 80)), places=np.zeros((4, 8)), channels=[one])
+    drawn = np.asarray(wide.draw())
+    y, x = (drawn.min(2) > 200).nonzero()
+    factor = drawn.shape[1] / 80
+    assert abs(x.mean() / factor - 75) < 2  # the middle of the position that holds pixel 70
+    assert abs(y.min() / factor - 15) < 6  # above it only half of the ring
 
 
 def test_mask_is_the_share_that_adds_most() -> None:
@@ -254,7 +273,7 @@ class OneAxis(nn.Module):
     ("spec", "image", "error", "message"),
     [
         ("max + knn", models.photos(1)[0], davis.NotFittedError, "call fit before explain"),
-        ("odin + max + msp", models.photos(1)[0], ValueError, "without odin or adascale"),
+        ("odin + max + msp", models.photos(1)[0], ValueError, "that takes images as they are"),
         ("max + energy", models.photos(2), ValueError, r"one image .* got \(2, 3, 12, 12\)"),
         ("max + energy", "a.png", ValueError, "set detector.preprocessing, or give a tensor"),
     ],

@@ -112,10 +112,12 @@ class Branch(nn.Module):
 
     def steps(self, activations: Activations, neck: Neck, classifier: Classifier) -> Iterator[tuple[str, Tensor]]:
         """Every stage's name and what it made of the activations, the scores last."""
-        pool = self.scoring_pool
-        features = pool(activations)
-        yield pool.name, features
-        features = neck(features)
+        pooled = self.scoring_pool(activations)
+        yield self.scoring_pool.name, pooled
+        yield from self._steps_behind(pooled, neck, classifier)
+
+    def _steps_behind(self, pooled: Features, neck: Neck, classifier: Classifier) -> Iterator[tuple[str, Tensor]]:
+        features = neck(pooled)
         yield "the layers between pooling and the last one", features
         for shape in self.shapes:
             features = shape(features)
@@ -126,6 +128,11 @@ class Branch(nn.Module):
 
     def forward(self, activations: Activations, neck: Neck, classifier: Classifier) -> Scores:
         *_, (_, scores) = self.steps(activations, neck, classifier)
+        return scores
+
+    def from_pooled(self, pooled: Features, neck: Neck, classifier: Classifier) -> Scores:
+        """The scores of features that are pooled already."""
+        *_, (_, scores) = self._steps_behind(pooled, neck, classifier)
         return scores
 
 

@@ -32,7 +32,7 @@ def demo(
     from davis.demo.gallery import judge, one_thread
     from davis.demo.page import is_page, tally, write_page
     from davis.demo.photographs import find_photographs, missing, your_photographs
-    from davis.demo.shipped import CALIBRATION, load_shipped
+    from davis.demo.shipped import CALIBRATION, SPECS, load_shipped
 
     started = time.monotonic()
     if out.is_dir():
@@ -61,12 +61,14 @@ def demo(
         for pool in ("mean", "max"):
             refused = unknown["count"] - unknown["accepted"][pool]
             print(
-                f"{pool} + energy accepts {known['accepted'][pool]} of {known['count']} pictures of known things and "
+                f"{SPECS[pool]} accepts {known['accepted'][pool]} of {known['count']} pictures of known things and "
                 f"refuses {refused} of {unknown['count']} of unknown ones"
             )
         between = len(exhibits) - known["count"] - unknown["count"]
         print(f"{between} others, in between or yours, are in no count")
-        print(f"\nverdict: max + energy; with mean pooling: mean + energy; p-values against {CALIBRATION}")
+        if otherwise := [exhibit.photograph.name for exhibit in exhibits if exhibit.named_otherwise]:
+            print(f"accepted is not right: {', '.join(otherwise)} have another label than the network says")
+        print(f"\nverdict: {SPECS['max']}; with mean pooling: {SPECS['mean']}; p-values against {CALIBRATION}")
         print(f"wrote {out} ({time.monotonic() - started:.0f} s)")
     if (more := missing()) is not None:
         note(more)

@@ -17,36 +17,36 @@ from davis.explaining import Explanation, explain
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What one detector says."""
-
-    score: float
-    p: float
-    accepted: bool
-
-
-@dataclass(frozen=True)
 class Exhibit:
     """A photograph, the classifier's answer, and whether to trust it."""
 
     photograph: Photograph
     label: str
     probability: float
-    verdicts: Mapping[str, Verdict]  # by pooling
-    explanations: Mapping[str, Explanation]
+    explanations: Mapping[str, Explanation]  # by pooling
+
+    def accepted(self, pool: str) -> bool:
+        """Whether the detector with this pooling trusts the answer."""
+        return not self.explanations[pool].is_ood
+
+    @property
+    def named_otherwise(self) -> bool:
+        """Whether the classifier's answer is accepted and another than the photograph's own label."""
+        label = self.photograph.label
+        return label is not None and self.label != label and self.accepted("max")
 
     def to_dict(self) -> dict[str, Any]:
         """One row of the table."""
-        verdict, plain = self.verdicts["max"], self.verdicts["mean"]
+        found = self.explanations["max"]
         return {
             "image": self.photograph.name,
             "shows": self.photograph.shows,
             "class": self.label,
             "probability": self.probability,
-            "score": verdict.score,
-            "p-value": verdict.p,
-            "verdict": "ok" if verdict.accepted else "OOD",
-            "with mean pooling": "ok" if plain.accepted else "OOD",
+            "score": found.score,
+            "p-value": found.p_value,
+            "verdict": "ok" if self.accepted("max") else "OOD",
+            "with mean pooling": "ok" if self.accepted("mean") else "OOD",
         }
 
 
@@ -64,14 +64,5 @@ def one_thread() -> Iterator[None]:
 def judge(photograph: Photograph, file: Path, detectors: Mapping[str, Detector]) -> Exhibit:
     """A photograph through every detector, explained."""
     found = {pool: explain(detector, file).decisive for pool, detector in detectors.items()}
-    verdicts = {pool: _verdict(detectors[pool], explanation) for pool, explanation in found.items()}
     first = found["max"]
-    return Exhibit(photograph, class_names()[first.label], first.probability, verdicts, found)
-
-
-def _verdict(detector: Detector, explanation: Explanation) -> Verdict:
-    if detector.calibration is None:
-        raise ValueError(f"the detector {detector.spec!r} is not calibrated; make it anew")
-    place = torch.tensor([explanation.score], dtype=torch.float64), torch.tensor([explanation.label])
-    p, is_ood = detector.calibration.p_values(*place), detector.calibration.is_ood(*place)
-    return Verdict(score=explanation.score, p=p.item(), accepted=not is_ood.item())
+    return Exhibit(photograph, class_names()[first.label], first.probability, found)

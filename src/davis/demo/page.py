@@ -7,7 +7,7 @@ import io
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -19,7 +19,6 @@ from davis.detector import Detector
 from davis.explaining.files import whole
 
 _WIDTH, _HEIGHT, _BINS = 240, 44, 48
-_COMPACT = "Known things, accepted"  # many, and all with the same lesson: small cards, the figures folded away
 
 _TITLE = "davis: should this answer be trusted?"
 
@@ -30,7 +29,7 @@ def write_page(exhibits: Sequence[Exhibit], detectors: Mapping[str, Detector], f
     folder = resources.files("davis.demo")
     environment = jinja.Environment(autoescape=True, undefined=jinja.StrictUndefined, trim_blocks=True)
     template = environment.from_string((folder / "page.html.j2").read_text(encoding="utf-8"))
-    plots = {pool: _Plot(each, [e.verdicts[pool].score for e in exhibits]) for pool, each in detectors.items()}
+    plots = {pool: _Plot(each, [e.explanations[pool].score for e in exhibits]) for pool, each in detectors.items()}
     text = template.render(
         title=_TITLE,
         css=(folder / "page.css").read_text(encoding="utf-8"),
@@ -41,10 +40,12 @@ def write_page(exhibits: Sequence[Exhibit], detectors: Mapping[str, Detector], f
         tally=tally(exhibits),
         total=sum(exhibit.photograph.shows != "yours" for exhibit in exhibits),
         yours=sum(exhibit.photograph.shows == "yours" for exhibit in exhibits),
+        labelled=sum(exhibit.photograph.label is not None for exhibit in exhibits),
+        otherwise=sum(exhibit.named_otherwise for exhibit in exhibits),
         sections=[
-            (title, says, title == _COMPACT, [_shown(exhibit, plots) for exhibit in members])
-            for title, says, members in sections(exhibits)
-            if members
+            (section, [_shown(exhibit, plots) for exhibit in section.members])
+            for section in sections(exhibits)
+            if section.members
         ],
         width=_WIDTH,
         height=_HEIGHT,
@@ -66,60 +67,66 @@ def tally(exhibits: Sequence[Exhibit]) -> list[dict[str, Any]]:
     rows = []
     for shows, kind in (("known", "show one of the 1,000 classes"), ("unknown", "show none of them")):
         members = [exhibit for exhibit in exhibits if exhibit.photograph.shows == shows]
-        accepted = {pool: sum(exhibit.verdicts[pool].accepted for exhibit in members) for pool in SPECS}
+        accepted = {pool: sum(exhibit.accepted(pool) for exhibit in members) for pool in SPECS}
         rows.append({"shows": shows, "kind": kind, "count": len(members), "accepted": accepted})
     return rows
 
 
-def sections(exhibits: Sequence[Exhibit]) -> list[tuple[str, str, list[Exhibit]]]:
+class Section(NamedTuple):
+    """Exhibits with one lesson."""
+
+    title: str
+    says: str
+    members: list[Exhibit]
+    compact: bool = False  # many, and all with the same lesson: small cards, the figures folded away
+
+
+def sections(exhibits: Sequence[Exhibit]) -> list[Section]:
     """The exhibits by what there is to learn from them: each in one section."""
-
-    def chosen(*, shows: str, mean: bool | None = None, max: bool) -> list[Exhibit]:
-        return [
-            each
-            for each in exhibits
-            if each.photograph.shows == shows
-            and each.verdicts["max"].accepted == max
-            and mean in (None, each.verdicts["mean"].accepted)
-        ]
-
+    of = {
+        shows: [each for each in exhibits if each.photograph.shows == shows]
+        for shows in ("yours", "known", "between", "unknown")
+    }
+    accepted = [each for each in of["known"] if each.accepted("max")]
+    refused = [each for each in of["unknown"] if not each.accepted("max")]
     return [
-        (
-            "Yours",
-            "Your own pictures. What they show is for you to say; they are in no count above.",
-            [each for each in exhibits if each.photograph.shows == "yours"],
+        Section(
+            "Yours", "Your own pictures. What they show is for you to say; they are in no count above.", of["yours"]
         ),
-        (
+        Section(
             "Where the pooling decides",
             "None of these shows one of the 1,000 classes. With the mean the network's answer is accepted; with the "
             "maximum of each channel it is not.",
-            chosen(shows="unknown", mean=True, max=False),
+            [each for each in refused if each.accepted("mean")],
         ),
-        (
-            _COMPACT,
-            "The network has learnt what these show. Accepted is not the same as right: it may name another class.",
-            chosen(shows="known", max=True),
+        Section(
+            "Known things, accepted",
+            "The network has learnt what these show.",
+            [each for each in accepted if not each.named_otherwise],
+            compact=True,
         ),
-        (
+        Section(
             "Unknown things that both refuse",
             "Far enough from anything the network knows that either pooling will do.",
-            chosen(shows="unknown", mean=False, max=False),
+            [each for each in refused if not each.accepted("mean")],
         ),
-        (
-            "Failures: accepted, and wrong",
+        Section(
+            "Failures: accepted, and unknown",
             "They show none of the 1,000 classes and are taken for one. No detector is free of these.",
-            chosen(shows="unknown", max=True),
+            [each for each in of["unknown"] if each.accepted("max")],
         ),
-        (
+        Section(
+            "Failures: known and accepted, but named otherwise",
+            "The network knows such things, and its answer is not the label that the picture came with. A detector "
+            "says whether a picture is like those that were learnt, not whether the answer is right.",
+            [each for each in accepted if each.named_otherwise],
+        ),
+        Section(
             "Failures: refused, though known",
             "They show a known class and are refused; by the choice of 95%, about one in twenty is.",
-            chosen(shows="known", max=False),
+            [each for each in of["known"] if not each.accepted("max")],
         ),
-        (
-            "In between",
-            "Neither plainly known nor plainly unknown; they are in no count above.",
-            [each for each in exhibits if each.photograph.shows == "between"],
-        ),
+        Section("In between", "Neither plainly known nor plainly unknown; they are in no count above.", of["between"]),
     ]
 
 
@@ -130,6 +137,7 @@ class _Plot:
         if detector.calibration is None:
             raise ValueError(f"the detector {detector.spec!r} is not calibrated; make it anew")
         values = detector.calibration.scores.numpy()
+        self.least = 1 / (len(values) + 1)  # no p-value is lower
         low, high = min(values[0], *scores), max(values[-1], *scores)
         self.low, self.span = low, (high - low) or 1.0
         counts, edges = np.histogram(values, bins=_BINS, range=(low, high))
@@ -142,6 +150,12 @@ class _Plot:
         self.outline = f"{self.x(low):.1f},{base} {' '.join(steps)} {self.x(high):.1f},{base}"
         threshold = detector.threshold
         self.threshold = self.x(low if threshold is None else threshold)
+
+    def p(self, value: float | None) -> str:
+        """A p-value as text; the lowest that there is says that it could be lower."""
+        if value is None:
+            return ""
+        return f"p \N{LESS-THAN OR EQUAL TO} {value:.4f}" if value <= self.least else f"p = {value:.4f}"
 
     def x(self, score: float) -> float:
         return 6 + float(score - self.low) / float(self.span) * (_WIDTH - 12)
@@ -156,11 +170,13 @@ def _shown(exhibit: Exhibit, plots: Mapping[str, _Plot]) -> dict[str, Any]:
         "rows": [
             {
                 "spec": SPECS[pool],
-                "verdict": verdict,
+                "accepted": exhibit.accepted(pool),
+                "score": found.score,
+                "p": plots[pool].p(found.p_value),
                 "plot": plots[pool],
-                "x": plots[pool].x(verdict.score),
+                "x": plots[pool].x(found.score),
             }
-            for pool, verdict in sorted(exhibit.verdicts.items(), reverse=True)
+            for pool, found in sorted(exhibit.explanations.items(), reverse=True)
         ],
     }
 

@@ -19,6 +19,7 @@ class Photograph(NamedTuple):
     file: str  # inside its package; the path of a picture of the user's
     shows: Shows
     what: str
+    label: str | None = None  # the name of the class that it shows, where it is one of those and known
 
 
 _SCIKIT_IMAGE = (
@@ -27,7 +28,7 @@ _SCIKIT_IMAGE = (
     Photograph("camera", "camera.png", "known", "a man with a camera on its tripod"),
     Photograph("motorcycle", "motorcycle_left.png", "known", "a motorcycle in a garage"),
     Photograph("rocket", "rocket.jpg", "known", "a rocket before its launch"),
-    Photograph("astronaut", "astronaut.png", "between", "an astronaut; ImageNet has no people"),
+    Photograph("astronaut", "astronaut.png", "between", "an astronaut, for whom there is no class"),
     Photograph("horse", "horse.png", "between", "the silhouette of a horse"),
     Photograph("brick", "brick.png", "unknown", "a brick pavement"),
     Photograph("grass", "grass.png", "unknown", "grass"),
@@ -53,27 +54,30 @@ _SCIKIT_LEARN = (
 )
 # Labelled by their names, imagenet_NUMBER_LABEL. Three show something else to the eye, which was decided before any
 # detector had seen them; they are in no count.
-_FOOLBOX = (
-    Photograph("bull_mastiff", "imagenet_00_243.jpg", "known", "bull mastiff"),
-    Photograph("folding_chair", "imagenet_01_559.jpg", "known", "folding chair"),
-    Photograph("beaker", "imagenet_02_438.jpg", "known", "beaker"),
-    Photograph("buckeye", "imagenet_03_990.jpg", "known", "buckeye"),
-    Photograph("strawberry", "imagenet_04_949.jpg", "known", "strawberry"),
-    Photograph("thatch", "imagenet_05_853.jpg", "known", "thatch"),
-    Photograph("jeep_1", "imagenet_06_609.jpg", "known", "jeep"),
-    Photograph("jeep_2", "imagenet_07_609.jpg", "known", "jeep"),
-    Photograph("yurt", "imagenet_08_915.jpg", "known", "yurt"),
-    Photograph("bottlecap", "imagenet_09_455.jpg", "known", "bottlecap"),
-    Photograph("drum", "imagenet_10_541.jpg", "known", "drum"),
-    Photograph("shoe", "imagenet_11_630.jpg", "between", "a laced shoe; labelled Loafer"),
-    Photograph("windows", "imagenet_12_741.jpg", "between", "stained-glass windows; labelled prayer rug"),
-    Photograph("cannon", "imagenet_13_471.jpg", "known", "cannon"),
-    Photograph("ibises", "imagenet_14_129.jpg", "between", "two ibises; labelled spoonbill"),
-    Photograph("goose", "imagenet_15_99.jpg", "known", "goose"),
-    Photograph("dalmatian", "imagenet_16_251.jpg", "known", "dalmatian"),
-    Photograph("bald_eagle", "imagenet_17_22.jpg", "known", "bald eagle"),
-    Photograph("leafhopper", "imagenet_18_317.jpg", "known", "leafhopper"),
-    Photograph("dung_beetle", "imagenet_19_305.jpg", "known", "dung beetle"),
+_FOOLBOX = tuple(
+    one._replace(label=one.what) if one.shows == "known" else one
+    for one in (
+        Photograph("bull_mastiff", "imagenet_00_243.jpg", "known", "bull mastiff"),
+        Photograph("folding_chair", "imagenet_01_559.jpg", "known", "folding chair"),
+        Photograph("beaker", "imagenet_02_438.jpg", "known", "beaker"),
+        Photograph("buckeye", "imagenet_03_990.jpg", "known", "buckeye"),
+        Photograph("strawberry", "imagenet_04_949.jpg", "known", "strawberry"),
+        Photograph("thatch", "imagenet_05_853.jpg", "known", "thatch"),
+        Photograph("jeep_1", "imagenet_06_609.jpg", "known", "jeep"),
+        Photograph("jeep_2", "imagenet_07_609.jpg", "known", "jeep"),
+        Photograph("yurt", "imagenet_08_915.jpg", "known", "yurt"),
+        Photograph("bottlecap", "imagenet_09_455.jpg", "known", "bottlecap"),
+        Photograph("drum", "imagenet_10_541.jpg", "known", "drum"),
+        Photograph("shoe", "imagenet_11_630.jpg", "between", "a laced shoe; labelled Loafer"),
+        Photograph("windows", "imagenet_12_741.jpg", "between", "stained-glass windows; labelled prayer rug"),
+        Photograph("cannon", "imagenet_13_471.jpg", "known", "cannon"),
+        Photograph("ibises", "imagenet_14_129.jpg", "between", "two ibises; labelled spoonbill"),
+        Photograph("goose", "imagenet_15_99.jpg", "known", "goose"),
+        Photograph("dalmatian", "imagenet_16_251.jpg", "known", "dalmatian"),
+        Photograph("bald_eagle", "imagenet_17_22.jpg", "known", "bald eagle"),
+        Photograph("leafhopper", "imagenet_18_317.jpg", "known", "leafhopper"),
+        Photograph("dung_beetle", "imagenet_19_305.jpg", "known", "dung beetle"),
+    )
 )
 _PLACES = (("skimage", "data", _SCIKIT_IMAGE), ("sklearn", "datasets/images", _SCIKIT_LEARN))
 _ORDER = ("yours", "known", "between", "unknown")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from davis.backbone import Backbone
 from davis.branch import Branch
 from davis.explaining.explanation import Neighbour
 from davis.pooling import summarise
-from davis.types import Features, Logits, Map, Scores, double
+from davis.stages import Score
+from davis.types import Features, Logits, Map, Scores, double, length
 
 _STEPS = 32  # of each path
 _VALUES = 2**24  # of maps held at a time
@@ -18,10 +18,7 @@ _VALUES = 2**24  # of maps held at a time
 
 def score_of(backbone: Backbone, branch: Branch, pooled: Features) -> Scores:
     """(batch,) what a detector makes of pooled features."""
-    features = branch.shape(backbone.neck(pooled))
-    logits = branch.logits(features, backbone.classifier)
-    scores: Scores = branch.score(features, logits, backbone.classifier)
-    return scores
+    return branch.from_pooled(pooled, backbone.neck, backbone.classifier)
 
 
 def score_of_map(backbone: Backbone, branch: Branch, activation_map: Map, logits: Logits) -> Scores:
@@ -51,22 +48,19 @@ def by_place(backbone: Backbone, branch: Branch, activation_map: Map, logits: Lo
 
 def nearest(backbone: Backbone, branch: Branch, pooled: Features, count: int) -> list[Neighbour]:
     """The rows of the score's bank that are nearest to the features that reach it."""
-    score = branch.score
-    bank = getattr(score, "bank", None)
-    if bank is None or count < 1:
+    if not isinstance(branch.score, Score) or count < 1:
         return []
     with torch.no_grad():
         features = branch.shape(backbone.neck(pooled))
-        rows = bank.to(features.dtype) + (score.centre.to(features.dtype) if hasattr(score, "centre") else 0)
-        if getattr(score, "normalize", True):
-            unit = F.normalize(rows, dim=1)
-            distances = torch.linalg.vector_norm(unit - F.normalize(features, dim=1), dim=1)
-            # A bank of unit vectors forgot how long they were; the image's own length stands in.
-            rows = unit * torch.linalg.vector_norm(features, dim=1, keepdim=True)
-        else:
-            distances = torch.linalg.vector_norm(rows - features, dim=1)
-        closest = distances.topk(min(count, len(rows)), largest=False)
-        labels = branch.logits(rows[closest.indices], backbone.classifier).argmax(1)
+        compared = branch.score.compared(features)
+        if compared is None:
+            return []
+        bank, image = compared
+        rows = bank.to(features.dtype)
+        closest = length(rows - image).topk(min(count, len(rows)), largest=False)
+        # A bank of unit vectors forgot how long they were; the image's own length stands in.
+        known = rows[closest.indices] * (length(features) / length(image).clamp_min(1e-12))[:, None]
+        labels = branch.logits(known, backbone.classifier).argmax(1)
     found = zip(closest.indices.tolist(), closest.values.tolist(), labels.tolist(), strict=True)
     return [Neighbour(row=row, distance=distance, label=label) for row, distance, label in found]
 

@@ -39,15 +39,18 @@ def heated(picture: Array, heat: Array, points: Iterable[Point]) -> Image.Image:
     for number, point in enumerate(points, 1):
         meeting.setdefault(point, []).append(str(number))
     pen = ImageDraw.Draw(image)
-    radius, font = max(image.size) // 40 + 2, _font(max(_TEXT, max(image.size) // 30))
+    radius, size = max(image.size) // 40 + 2, max(_TEXT, max(image.size) // 30)
+    font = _font(size)
     for (across, down), numbers in meeting.items():
         x, y = across * image.width, down * image.height
         for width, paint in ((4, "black"), (2, "white")):  # a dark edge, for rings on a pale ground
             pen.ellipse((x - radius, y - radius, x + radius, y + radius), outline=paint, width=width)
         text = ",".join(numbers)
-        long = font.getlength(text)
-        left = x + radius + 3 if x + radius + 3 + long <= image.width else x - radius - 3 - long
-        pen.text((left, y), text, fill="white", font=font, anchor="lm", stroke_width=2, stroke_fill="black")
+        half = font.getlength(text) / 2 + 2
+        middle = min(max(x, half), image.width - half)
+        low = y + radius + 1 + size <= image.height  # below its ring it meets no ring beside it
+        place, anchor = (y + radius + 1, "mt") if low else (y - radius - 2, "mb")
+        pen.text((middle, place), text, fill="white", font=font, anchor=anchor, stroke_width=2, stroke_fill="black")
     return image
 
 

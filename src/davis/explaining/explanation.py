@@ -60,14 +60,9 @@ class Explanation:
     places: Array  # (rows, columns) what each position of the map adds to the score
     heat: Array  # (height, width) the same over the image
     picture: Array  # (height, width, 3) uint8, what the classifier saw
-    log_p: float | None = None  # of a fused detector: the log of the score's rank among held-out ones
+    p_value: float | None = None  # how likely an in-distribution image scores as low, where held-out scores are known
     is_ood: bool | None = None  # the verdict, and the threshold it rests on, where the detector is calibrated
     threshold: float | None = None  # none where each predicted class has its own
-
-    @property
-    def p_value(self) -> float | None:
-        """Of a fused detector: how likely an in-distribution image scores as low."""
-        return None if self.log_p is None else math.exp(self.log_p)
 
     @property
     def remainder(self) -> float:
@@ -109,9 +104,7 @@ class Explanation:
         fields = ("spec", "score", "plain", "silent", "remainder", "accounted", "accounted_by_channels", "warnings")
         found: dict[str, Any] = {name: getattr(self, name) for name in (*fields, "label", "probability")}
         found["silent"], found["remainder"] = _finite(self.silent), _finite(self.remainder)
-        found |= _judged(self)
-        if self.log_p is not None:
-            found["log_p"], found["p_value"] = self.log_p, self.p_value
+        found |= _verdict(self)
         found["channels"] = [dict(vars(channel)) for channel in self.channels]
         found["neighbours"] = [dict(vars(neighbour)) for neighbour in self.neighbours]
         return found
@@ -163,6 +156,7 @@ class FusedExplanation:
     probability: float
     branches: list[Explanation]  # the one that decides first, by their weighted log p
     picture: Array
+    p_value: float | None = None
     is_ood: bool | None = None
     threshold: float | None = None
 
@@ -174,7 +168,7 @@ class FusedExplanation:
     def to_dict(self) -> dict[str, Any]:
         """The plain values, for JSON; the arrays are left out."""
         fields = ("spec", "score", "label", "probability")
-        found: dict[str, Any] = {name: getattr(self, name) for name in fields} | _judged(self)
+        found: dict[str, Any] = {name: getattr(self, name) for name in fields} | _verdict(self)
         found["branches"] = [branch.to_dict() for branch in self.branches]
         return found
 
@@ -227,7 +221,7 @@ def _answer(found: Explanation | FusedExplanation, classes: Sequence[str] | None
     named = f"class {found.label}" if classes is None else classes[found.label]
     lines = [f"The network says: {named}, probability {found.probability:.2f}"]
     if isinstance(found, FusedExplanation):
-        lines.append(f"fused score {found.score:.4g}")
+        lines.append(f"fused score {found.score:.4g}{_ranked(found)}")
     if found.is_ood is not None:
         limit = "" if found.threshold is None else f": the score is {_side(found)} the threshold {found.threshold:.4g}"
         lines.append(("Refused as OOD" if found.is_ood else "Accepted") + limit)
@@ -240,14 +234,17 @@ def _side(found: Explanation | FusedExplanation) -> str:
 
 def _caption(found: Explanation) -> str:
     moved = "" if found.score == found.plain else f" ({found.plain:.4g} with mean pooling)"
-    ranked = "" if found.p_value is None else f"\np-value {found.p_value:.2g}"
     beware = "".join(f"\nBeware: {warning}." for warning in found.warnings)
-    return f"{found.spec}\nscore {found.score:.4g}{moved}{ranked}{beware}"
+    return f"{found.spec}\nscore {found.score:.4g}{moved}{_ranked(found)}{beware}"
 
 
-def _judged(found: Explanation | FusedExplanation) -> dict[str, Any]:
+def _ranked(found: Explanation | FusedExplanation) -> str:
+    return "" if found.p_value is None else f"\np-value {found.p_value:.2g}"
+
+
+def _verdict(found: Explanation | FusedExplanation) -> dict[str, Any]:
     verdict = None if found.is_ood is None else "OOD" if found.is_ood else "ok"
-    return {"verdict": verdict, "threshold": found.threshold}
+    return {"p_value": found.p_value, "verdict": verdict, "threshold": found.threshold}
 
 
 def _accounted(whole: float, parts: float) -> float:

@@ -93,8 +93,12 @@ def _judged(detector: Detector, found: Explanation | FusedExplanation) -> Explan
     if detector.calibration is None:
         return found
     place = torch.tensor([found.score], dtype=torch.float64), torch.tensor([found.label])
-    is_ood = bool(detector.calibration.is_ood(*place))
-    return replace(found, is_ood=is_ood, threshold=detector.threshold)
+    return replace(
+        found,
+        p_value=detector.calibration.p_values(*place).item(),
+        is_ood=bool(detector.calibration.is_ood(*place)),
+        threshold=detector.threshold,
+    )
 
 
 def _explained(detector: Detector, branch: Branch, seen: _Seen) -> Explanation:
@@ -153,13 +157,14 @@ def _strongest(seen: _Seen, moved: Tensor, mean: Features, pooled: Features) -> 
 def _fused(detector: Detector, fuse: Fuse, found: list[Explanation]) -> FusedExplanation:
     scores = torch.tensor([[each.score for each in found]], dtype=torch.float64, device=fuse.reference.device)
     log_p = log_p_values(scores, fuse.reference, fuse.tail)[0]
+    p_values = log_p.exp().tolist()
     order = (log_p * fuse.shares(scores)).argsort(stable=True)  # a weighted p-value speaks with its weight
     return FusedExplanation(
         spec=detector.spec,
         score=float(detector.composition.fused(scores)),
         label=found[0].label,
         probability=found[0].probability,
-        branches=[replace(found[place], log_p=float(log_p[place])) for place in order.tolist()],
+        branches=[replace(found[place], p_value=p_values[place]) for place in order.tolist()],
         picture=found[0].picture,
     )
 
@@ -170,7 +175,7 @@ def _check(detector: Detector) -> None:
     if detector.needs_pixels:
         raise ValueError(
             f"{detector.spec!r} moves the image before it scores it, so no map belongs to its score; "
-            "explain a detector without odin or adascale"
+            "explain a detector that takes images as they are"
         )
 
 

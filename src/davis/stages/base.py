@@ -169,6 +169,10 @@ class Score(Stage):
     def forward(self, features: Features, logits: Logits, classifier: Classifier) -> Scores:
         raise NotImplementedError
 
+    def compared(self, features: Features) -> tuple[Features, Features] | None:
+        """The rows of the bank and the features where distances between them are taken; None without a bank."""
+        return None
+
 
 class NeighbourScore(Score):
     """A score of the nearest rows of a bank; scores on equal banks can share one search."""

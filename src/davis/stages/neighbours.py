@@ -56,6 +56,9 @@ class Knn(NeighbourScore, name="knn"):
         rows = _unit(features) if self.normalize else features
         return _nearest(rows - self.centre.to(rows.dtype), self.bank, k)
 
+    def compared(self, features: Features) -> tuple[Features, Features]:
+        return self.bank + self.centre, _unit(features) if self.normalize else features
+
     def from_neighbours(self, features: Features, squares: Tensor) -> Scores:
         distances = squares if self.squared else squares.sqrt()
         return -(distances[:, -1] if self.reduction == "kth" else distances.mean(1))
@@ -92,6 +95,9 @@ class NnGuide(Score, name="nnguide"):
         similarities = _unit(features) @ self.bank.to(features.dtype).T
         guidance = double(similarities.topk(self.k, dim=1).values).mean(1)
         return guidance * energy(logits)
+
+    def compared(self, features: Features) -> tuple[Features, Features]:
+        return _unit(self.bank), _unit(features)
 
 
 @final
@@ -148,6 +154,9 @@ class CombOod(NeighbourScore, name="combood"):
     def search(self, features: Features, k: int) -> Tensor:
         unit = _unit(features)
         return _nearest(unit - self.centre.to(unit.dtype), self.bank, k)
+
+    def compared(self, features: Features) -> tuple[Features, Features]:
+        return self.bank + self.centre, _unit(features)
 
     def from_neighbours(self, features: Features, squares: Tensor) -> Scores:
         # A copy of a training image has distance 0; its logarithm is bounded.
