@@ -121,3 +121,22 @@ def test_too_few_leaves_the_detector_alone(run: Run, fitted: Path, tmp_path: Pat
     before = (fitted / "detector.safetensors").read_bytes(), (fitted / "detector.json").read_bytes()
     assert_fails(run("calibrate", fitted, "--scores", scores_csv(tmp_path, 5)), "too few")
     assert before == ((fitted / "detector.safetensors").read_bytes(), (fitted / "detector.json").read_bytes())
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_scores_of_another_detector_are_refused(
+    run: Run, workplace: Path, fitted: Path, tmp_path: Path, suffix: str
+) -> None:
+    file, other = tmp_path / f"scores.{suffix}", workplace / "other"
+    done = run("fit", MODEL, "max + energy", "--data", "data", "--out", other, "--size", 12)
+    assert done.status == 0, done.err
+    for folder in (other, fitted):
+        written = run("score", folder, "held", "--model", MODEL, *(["--csv", file] if suffix == "csv" else ["--json"]))
+        if suffix == "jsonl":
+            file.write_text(written.out)
+        if folder == other:
+            before = (fitted / "detector.json").read_bytes()
+            assert_fails(run("calibrate", fitted, "--scores", file, "--tpr", 0.8), "holds scores of 'max + energy'")
+            assert (fitted / "detector.json").read_bytes() == before
+        else:
+            assert run("calibrate", fitted, "--scores", file, "--tpr", 0.8).status == 0

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 Values: TypeAlias = NDArray[np.float64]
 
-COLUMN = "score"
+COLUMN, _DETECTOR = "score", "detector"
 _TENSORS, _CALIBRATION = "detector.safetensors", "calibration.scores"
 
 
@@ -79,6 +79,20 @@ def parse_json_lines(lines: Iterable[str], *, column: str = COLUMN, name: str = 
         if column not in record:
             raise ValueError(f"{name}, line {number}: {_missing(column, record)}")
         yield _number(record[column], f"{name}, line {number}")
+
+
+def detectors_named(source: str | os.PathLike[str]) -> set[str]:
+    """The detectors that gave the scores in a file, where ``davis score`` wrote it; empty where nothing is said."""
+    path = Path(source)
+    if path.is_dir() or path.suffix.lower() not in (".csv", ".jsonl", ".ndjson"):
+        return set()
+    with path.open(newline="", encoding="utf-8-sig", errors="replace") as stream:
+        if path.suffix.lower() == ".csv":
+            csv.field_size_limit(sys.maxsize)
+            named = [row.get(_DETECTOR) for row in csv.DictReader(stream)]
+        else:
+            named = [json.loads(line).get(_DETECTOR) for line in stream if _DETECTOR in line]
+    return {str(name) for name in named if name}
 
 
 def scores_sha256(scores: ArrayLike) -> str:

@@ -94,10 +94,14 @@ def _from_scores(
 ) -> Calibration:
     import torch
 
-    from davis.artifact import recalibrate, saved_class_counts
+    from davis.artifact import read_record, recalibrate, saved_class_counts
     from davis.calibrate import calibrate, pooled
-    from davis.scores_file import read_scores
+    from davis.scores_file import detectors_named, read_scores
 
+    if folder is not None:
+        spec = read_record(folder)["spec"]
+        if others := detectors_named(scores) - {spec}:
+            raise ValueError(f"{scores} holds scores of {sorted(others)[0]!r}, and {folder} is {spec!r}: score with it")
     values = torch.from_numpy(read_scores(scores, column=column))
     classes = groups = None
     if by_class:

@@ -326,7 +326,7 @@ def score(
         raise ValueError(f"--fdr must lie between 0 and 1, such as 0.1 for one wrong call in ten; got {fdr}")
     if together and detector.calibration is None:
         raise ValueError(f"--fdr judges by p-values, and {folder} is not calibrated; see davis calibrate")
-    traced = _traced(detector.calibration, fdr)
+    traced = {"detector": detector.spec} | _traced(detector.calibration, fdr)
     apart = not (as_json and sys.stdout.isatty())  # a bar among lines of results would be torn
     for positions, pictures in bar("score", batches.numbered(), len(batches), shown=apart):
         found = _verdicts([files[position] for position in positions], detector(pictures), names)
@@ -340,7 +340,7 @@ def score(
     if csv_file is not None and not rows:
         note(f"no image could be read: {csv_file} was not written")
     elif csv_file is not None:
-        _write_csv(csv_file, rows)
+        _write_csv(csv_file, [row | {"detector": detector.spec} for row in rows])
         counted = Counter(row["verdict"] for row in rows)
         note(f"wrote {csv_file}: {len(rows)} images" + (f", {counted['OOD']} OOD" if None not in counted else ""))
     elif not as_json:
@@ -403,7 +403,8 @@ def _is_table(file: Path) -> bool:
     """Whether a file begins as the tables do that score writes; a spreadsheet may have saved it since."""
     with file.open("rb") as stream:
         first = stream.readline(200).removeprefix(b"\xef\xbb\xbf").strip()
-    return first in (b",".join(_COLUMNS), b",".join(column for column in _COLUMNS if column != b"name"))
+    return set(_COLUMNS) - _NOT_ALWAYS <= set(first.split(b",")) <= set(_COLUMNS)
 
 
-_COLUMNS = (b"file", b"class", b"name", b"probability", b"score", b"p_value", b"verdict")
+_COLUMNS = (b"file", b"class", b"name", b"probability", b"score", b"p_value", b"verdict", b"detector")
+_NOT_ALWAYS = {b"name", b"detector"}

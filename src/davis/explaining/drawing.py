@@ -45,7 +45,7 @@ def heated(picture: Array, heat: Array, points: Iterable[Point]) -> Image.Image:
         x, y = across * image.width, down * image.height
         for width, paint in ((4, "black"), (2, "white")):  # a dark edge, for rings on a pale ground
             pen.ellipse((x - radius, y - radius, x + radius, y + radius), outline=paint, width=width)
-        text = ",".join(numbers)
+        text = " ".join(numbers)
         half = font.getlength(text) / 2 + 2
         middle = min(max(x, half), image.width - half)
         low = y + radius + 1 + size <= image.height  # below its ring it meets no ring beside it

@@ -43,6 +43,10 @@ class Recommendation:
         """Plain values, for JSON."""
         return {"spec": self.spec, "why": self.why, "tuning": self.tuning.to_dict()}
 
+    def __str__(self) -> str:
+        """What to read; the whole table is ``tuning``."""
+        return "\n".join((self.spec, self.why, *(f"warning: {each}" for each in self.tuning.warnings)))
+
 
 def recommend(
     model: nn.Module | Backbone,
@@ -58,7 +62,8 @@ def recommend(
     """The composition that suits a network, from in-distribution images it was not trained on.
 
     A random ``share`` of the images is held out and compared with what the ``proxy`` makes of it; the rest is fitted
-    on. Give the choice to ``Detector`` and fit that on all images.
+    on. Give the choice to ``Detector`` and fit that on all images. Proxies are made in the colours of pictures, so
+    ``preprocessing`` must be that of the batches; it is ImageNet's where none is given.
     """
     if not 0 < share < 1:
         raise ValueError(f"the share to hold out must lie between 0 and 1, got {share}")

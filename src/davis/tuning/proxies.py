@@ -151,7 +151,7 @@ def make(
     if images.ndim != 4 or images.shape[1] != len(mean):
         raise ValueError(
             f"proxies are made of images (batch, {len(mean)}, height, width), as their preprocessing says; "
-            f"got {tuple(images.shape)}"
+            f"got {tuple(images.shape)}; give preprocessing=, as the batches were made (of grey ones it has one mean)"
         )
     pixels = images * std + mean
     low, high = float(pixels.min()), float(pixels.max())
