@@ -737,7 +737,7 @@ UNREADABLE |= {
         r"it averages several tensors put together \(cat\)",
     ),
     "views": (Views, r"it averages several tensors put together \(stack\)"),
-    "ensemble": (Ensemble, "its output is not what a last linear layer returned"),
+    "ensemble": (Ensemble, r"its logits join those of several last layers \(members.0.head, members.1.head"),
 }
 
 

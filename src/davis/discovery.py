@@ -285,7 +285,7 @@ def _why_not(trace: Trace, path: list[int]) -> str:
         return (
             f"its logits come from one class token ({names}): there is no map that is averaged, so there is "
             "nothing to pool; use a model with global average pooling, or ask for the patch tokens that enter its last "
-            "block with tokens='class' (--tokens class)"
+            "block with tokens='class' (--tokens class), as most such models allow"
         )
     read = f", which reads the last map through {names}" if names else ""
     return f"no average of a map leads to its last layer{read}{ADVICE}"
