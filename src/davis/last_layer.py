@@ -47,7 +47,10 @@ def _why_not(model: nn.Module, trace: Trace, logits: Logits) -> str:
     as_large = [name for node, name in linear if node.value is not None and node.value.numel() == logits.numel()]
     owners = list(dict.fromkeys(as_large))
     if len(owners) > 1:
-        return f"its logits join those of several last layers ({', '.join(owners)}), which do not read one average"
+        return (
+            f"its logits join those of several last layers ({', '.join(owners)}); "
+            "they can be read where all read one average and are added"
+        )
     last = owners or [name for _, name in linear[-1:]]
     bare = "" if owners else "; or it was made without a classifier (in timm num_classes=, --num-classes)"
     follows = f" (something follows {last[0]!r}: softmax, scaling, pooling{bare})" if last else ""
