@@ -686,6 +686,116 @@ UNREADABLE: dict[str, tuple[Callable[[], nn.Module], str]] = {
 }
 
 
+class Views(Net):
+    """An average over an image and its mirror image."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.stack([super(Views, self).features(v).mean((2, 3)) for v in (x, x.flip(-1))], 1).mean(1))
+
+
+class Frames(Net):
+    """An average over the frames of (batch, frame, 3, height, width), each averaged before."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        pooled = self.features(x.flatten(0, 1)).mean((2, 3))
+        return self.head(pooled.view(*x.shape[:2], 24).mean(1))
+
+
+class Ensemble(Net):
+    """An average over the logits of three members."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.members = nn.ModuleList([Net() for _ in range(3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([member(x) for member in self.members], 1).mean(1)
+
+
+class Crops(Net):
+    """An average over the logits of the crops (batch, crop, 3, height, width)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.flatten(0, 1)).view(*x.shape[:2], CLASSES).mean(1)
+
+
+UNREADABLE |= {
+    "maximum beside mean": (
+        lambda: Net(lambda x: torch.stack([x.amax((2, 3)), x.mean((2, 3))], 1).mean(1)),
+        r"it averages several tensors put together \(stack\), not the positions of one map",
+    ),
+    "maximum joined to mean": (
+        lambda: Net(lambda x: torch.cat([x.amax((2, 3)), x.mean((2, 3))], 1).view(-1, 2, 24).mean(1)),
+        r"it averages several tensors put together \(cat\), not the positions of one map",
+    ),
+    "largest values": (
+        lambda: Net(lambda x: x.flatten(2).topk(5).values.mean(2)),
+        "it averages the largest values of a map",
+    ),
+    "pyramid": (
+        lambda: Net(lambda x: torch.cat([F.adaptive_avg_pool2d(x, n).flatten(2) for n in (1, 2, 4)], 2).mean(2)),
+        r"it averages several tensors put together \(cat\)",
+    ),
+    "views": (Views, r"it averages several tensors put together \(stack\)"),
+    "ensemble": (Ensemble, r"its logits join those of several last layers \(members.0.head, members.1.head"),
+}
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [(Frames, r"it averages what is an average already \(mean\)"), (Crops, "its output is not what")],
+)
+def test_averages_over_frames_and_crops_are_no_maps(build, message):
+    with pytest.raises(ValueError, match=message):
+        Backbone(build().eval())(images(4, 5, 3, 31, 31))
+
+
+SPREAD: dict[str, Callable[[Tensor], Tensor]] = {
+    "an average spread out": lambda x: F.interpolate(F.adaptive_avg_pool2d(x, 1), size=x.shape[2:]).mean((2, 3)),
+    "an average expanded": lambda x: x.mean((2, 3), keepdim=True).expand_as(x).mean((2, 3)),
+    "two branches": lambda x: torch.stack([x.relu(), x.relu()], -1).mean(-1).mean((2, 3)),
+}
+
+
+@pytest.mark.parametrize("name", SPREAD)
+def test_the_map_is_the_one_that_has_positions(name):
+    model = seeded(lambda: Net(SPREAD[name]))
+    backbone, activations = assert_read(model, images(4, 3, 31, 31))
+    with torch.no_grad():
+        assert_statistics_of(activations, model.features(images(4, 3, 31, 31)))
+    assert backbone.describe()["map_shape"] == [24, 7, 7]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_pooling_that_weighs_borders_less_belongs_to_the_map(dtype):
+    """The mean of what it gives is nearly that of its input: too near for a half to tell."""
+    model = seeded(lambda: Net(lambda x: F.avg_pool2d(x, 3, 1, 1, count_include_pad=False).mean((2, 3)))).to(dtype)
+    backbone = Backbone(model)
+    backbone(images(4, 3, 31, 31).to(dtype))
+    assert backbone.describe()["after"] == "relu, avg_pool2d"
+
+
+def test_watching_a_model_leaves_its_state_alone():
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(()))
+            self.register_buffer("average", torch.zeros(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen += len(x)
+            self.average = 0.9 * self.average + 0.1 * x.mean((0, 2, 3))
+            return x
+
+    counting = Counting()
+    model = seeded(lambda: nn.Sequential(counting, Net()))
+    backbone = Backbone(model)
+    backbone.probe((3, 31, 31))
+    assert (float(counting.seen), counting.average.tolist()) == (0, [0, 0, 0])
+    backbone(images(4, 3, 40, 40))
+    assert float(counting.seen) == 4  # as if the model had been called once
+
+
 @pytest.mark.parametrize("name", UNREADABLE)
 def test_models_that_cannot_be_read(name):
     build, message = UNREADABLE[name]

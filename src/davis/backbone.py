@@ -18,7 +18,18 @@ from davis.discovery import Adapter, discover, logits_of
 from davis.pooling import summarise
 from davis.self_check import check_logits, check_model
 from davis.tracing import Replay, TracingError
-from davis.types import Activations, Classifier, Features, Images, Labels, Logits, Map, at_least_float32, evaluating
+from davis.types import (
+    Activations,
+    Classifier,
+    Features,
+    Images,
+    Labels,
+    Logits,
+    Map,
+    at_least_float32,
+    evaluating,
+    undisturbed,
+)
 
 MODEL_ERRORS = (RuntimeError, ValueError, TypeError, IndexError, AssertionError)  # what a wrong shape raises
 Key = tuple[torch.Size, torch.dtype, torch.device]
@@ -97,17 +108,16 @@ class Backbone:
         with self._lock, evaluating(self.model):
             if not gradients:
                 with torch.no_grad():
-                    return self._read(images, statistics)
+                    return self._read(images, statistics)[1]
             with torch.inference_mode(False), torch.enable_grad():
-                return self._read(images.clone() if images.is_inference() else images, statistics)
+                return self._read(images.clone() if images.is_inference() else images, statistics)[1]
 
     def look(self, images: Images) -> tuple[Map, Logits]:
         """The last map of a batch itself and the logits: for who asks where, not how much."""
         images = self.prepare(images)
         with self._lock, evaluating(self.model), torch.no_grad():
-            self._read(images, ())  # found and checked
-            activation_map, logits, _ = self._forward(images, self._found(), seen=True)
-            return activation_map, logits
+            activation_map, activations = self._read(images, ())
+            return activation_map, activations.logits
 
     def stream(
         self, batches: Iterable[object], *, statistics: Collection[str] = ("std", "max")
@@ -129,7 +139,8 @@ class Backbone:
     def probe(self, image_shape: tuple[int, ...]) -> Activations:
         """Find and check the last map on noise of an image shape, before any image is seen; what noise gives."""
         noise = torch.randn((2, *image_shape), generator=torch.Generator().manual_seed(0))
-        return self(noise, statistics=())
+        with self._lock, undisturbed(self.model):
+            return self(noise, statistics=())
 
     def neck(self, pooled: Features) -> Features:
         """Carry pooled features through what the model does between pooling and its last layer."""
@@ -183,7 +194,8 @@ class Backbone:
             )
         return self._adapter
 
-    def _read(self, images: Images, statistics: Collection[str]) -> Activations:
+    def _read(self, images: Images, statistics: Collection[str]) -> tuple[Map, Activations]:
+        """The last map, found and checked, and what is read from it."""
         key = (images.shape[1:], images.dtype, images.device)
         known = self._adapters.get(key)
         adapter = known or self._given or self._discover(images)
@@ -192,7 +204,8 @@ class Backbone:
         read = activations.mean.detach() if token is None else at_least_float32(token.detach())
         features = check_logits(self.model, adapter, activation_map, read, logits.detach())
         if known is None:
-            check_model(self.model, adapter, images, logits.detach())
+            with undisturbed(self.model):
+                check_model(self.model, adapter, images, logits.detach())
             self._check_neck(adapter, activations.mean.detach())
             self._widths = (features.shape[1], logits.shape[1])
             self._adapters[key] = adapter
@@ -200,7 +213,7 @@ class Backbone:
         self.image_shape, self.map_shape = tuple(images.shape[1:]), tuple(activation_map.shape[1:])
         if activation_map[0, 0].numel() == 1:
             self._say_one()
-        return activations
+        return activation_map, activations
 
     def _say_one(self) -> None:
         if not self._said_one:
@@ -219,7 +232,8 @@ class Backbone:
                 "give the model from before compile(), or pass tap= and head="
             )
         try:
-            return discover_class_token(self.model, images) if self._class_token else discover(self.model, images)
+            with undisturbed(self.model):
+                return discover_class_token(self.model, images) if self._class_token else discover(self.model, images)
         except TracingError as error:
             raise ValueError(f"cannot find the last map of {type(self.model).__name__}: {error}") from error
         except MODEL_ERRORS as error:
@@ -269,7 +283,12 @@ class Backbone:
             for hook in hooks:
                 hook.remove()
         output = _tensor(captured, adapter.tap)
-        activation_map = output if adapter.after is None else _a_tensor(adapter.after(output), "after")
+        activation_map = output if adapter.after is None else _finished(output, adapter, len(images))
+        if not activation_map.is_floating_point():
+            raise ValueError(
+                f"the last map of {type(self.model).__name__} is {activation_map.dtype}; it must hold real "
+                "floating-point numbers, which have a maximum"
+            )
         if activation_map.ndim < 3 or len(activation_map) != len(images):
             raise ValueError(
                 f"tap {adapter.tap!r} gives {tuple(activation_map.shape)} for {len(images)} images; the map must be "
@@ -339,6 +358,20 @@ def _asks_for_class_token(tokens: str | None, *, given: bool) -> bool:
     if tokens is not None and given:
         raise ValueError("tokens='class' finds its own tap and head; give it alone, or tap= and head= without it")
     return tokens is not None
+
+
+def _finished(output: Tensor, adapter: Adapter, batch: int) -> Tensor:
+    """The map that is made of the tap's output; calls that were watched on other batches may not fit this one."""
+    assert adapter.after is not None
+    try:
+        return _a_tensor(adapter.after(output), "after")
+    except RuntimeError as error:
+        if not isinstance(adapter.after, Replay) or isinstance(error, torch.cuda.OutOfMemoryError):
+            raise
+        raise ValueError(
+            f"what follows {adapter.tap!r} ({adapter.after.text}) does not fit a batch of {batch} "
+            f"({_first_line(error)}); pass tap= and head=, and after= and neck= where it needs them"
+        ) from error
 
 
 def _tensor(captured: dict[str, object], tap: str) -> Tensor:

@@ -90,7 +90,8 @@ def _block_output(trace: Trace, read: int, last: int) -> int:
 def _patches(trace: Trace, first: int) -> tuple[int, int]:
     """From which to which the tokens are patches: before the first block only they depend on the image."""
     value = trace.nodes[first].value
-    assert value is not None
+    if value is None:
+        raise TracingError("its tokens are gone once it has run")
     found = (value[1:] - value[:1]).abs().amax((0, 2)).nonzero().flatten().tolist()
     if not found or len(found) == value.shape[1] or found != list(range(found[0], found[-1] + 1)):
         raise TracingError("its patches cannot be told from its class token where they are put together")

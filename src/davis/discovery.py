@@ -14,9 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from davis.last_layer import LINEAR_CALLS, RESHAPING, find_last_layer, owner_of
-from davis.tracing import ADVICE, BATCHES, ENTRY, Call, Node, PerImage, Ref, Replay, Trace, TracingError
+from davis.tracing import ADVICE, BATCHES, ENTRY, Call, Node, PerImage, Ref, Replay, Trace, TracingError, substitute
 from davis.types import Images, Logits
 
+JOINED = {"stack", "cat", "concat", "concatenate", "hstack", "vstack", "dstack", "column_stack"}
+RANKED = {"topk", "sort", "kthvalue", "msort"}
+PLAIN_STEPS = {"relu", "relu_", "gelu", "silu", "hardswish", "tanh", "sigmoid", "layer_norm", "batch_norm", "dropout"}
 PICKING = {"__getitem__", "select", "index_select", "narrow", "unbind", "split", "chunk", "take_along_dim", "gather"}
 IDENTITY = "(identity)"
 CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4}  # of the largest value; half precision: 3e-2
@@ -85,7 +88,7 @@ def _averaged_logits(model: nn.Module, traces: tuple[Trace, Trace], logits: Logi
     end = trace.ref(logits).index
     try:
         pooling = _find_pooling(traces, end)
-        if _neck(model, traces, pooling.pooled, end) is not None:
+        if _neck(model, traces, pooling.pooled, end) is not None or _ndim(trace, _origin(trace, pooling.map)) < 3:
             return None
     except TracingError:
         return None
@@ -134,29 +137,77 @@ def _find_pooling(traces: tuple[Trace, Trace], last: int) -> _Pooling:
     """The last map that is averaged on the way to the last layer, and its average."""
     trace = traces[0]
     path, narrow = trace.ancestors(last), trace.narrows(last)
+    reasons = []
     for index in reversed(path):
         # The first place that holds the average: a later one may only look the same on noise.
         for pooled in (node for node in narrow if node > index):
-            if _averaged_axis(traces, index, pooled) is not None:
-                return _widest(traces, index, pooled, narrow)
-    raise TracingError(_why_not(trace, path))
+            axis = _averaged_axis(traces, index, pooled)
+            if axis is None:
+                continue
+            reason = _no_map(trace, index, axis)
+            if reason is None:
+                return _widest(traces, _Pooling(index, pooled, axis), narrow)
+            reasons.append(reason)
+    raise TracingError(f"before its last layer it averages {reasons[0]}{ADVICE}" if reasons else _why_not(trace, path))
 
 
-def _widest(traces: tuple[Trace, Trace], index: int, pooled: int, narrow: list[int]) -> _Pooling:
+def _widest(traces: tuple[Trace, Trace], best: _Pooling, narrow: list[int]) -> _Pooling:
     """The pooling with its map taken from before any averaging in steps and any reshaping."""
-    trace = traces[0]
-    best = _Pooling(index, pooled, _averaged_axis(traces, index, pooled) or 1)
-    while _is_averaging(trace.nodes[index]) or _is_rearranged(trace, index):
+    trace, index, pooled = traces[0], best.map, best.pooled
+    while _weighs_alike(trace, index) or _is_rearranged(trace, index):
         read = [parent for parent in trace.nodes[index].parents if trace.nodes[parent].live]
         if len(read) != 1:
             break
         index = read[0]
         for candidate in (node for node in narrow if index < node <= pooled):
             axis = _averaged_axis(traces, index, candidate)
-            if axis is not None and _ndim(trace, index) >= _ndim(trace, best.map):  # a grid says more than a list
+            wider = _ndim(trace, index) >= _ndim(trace, best.map)  # a grid says more than a list
+            if axis is not None and wider and _no_map(trace, index, axis) is None:
                 best = _Pooling(index, candidate, axis)
                 break
     return best
+
+
+def _no_map(trace: Trace, index: int, channel_axis: int) -> str | None:
+    """What is averaged, where it does not lie side by side in one map but was put together for the average.
+
+    Views, branches, frames or members of an ensemble that are stacked have an average too, but the maximum over them
+    is none over an image. Nor is that over the largest values of a map, or over averages.
+    """
+    value = trace.nodes[index].value
+    if value is None or value.shape[1:].numel() == value.shape[channel_axis]:  # one position: nothing to tell apart
+        return None
+    spread = value.movedim(channel_axis, 1).flatten(2)
+    if bool((spread == spread[..., :1]).all()) and not bool((spread == spread[:1]).all()):  # else a network is dead
+        return "one value that is repeated"
+    origin = trace.nodes[_origin(trace, index)]
+    if origin.name in RANKED:
+        return f"the largest values of a map ({origin.name})"
+    if origin.name in JOINED and not _joins_channels(trace, origin, value.shape[channel_axis]):
+        return f"several tensors put together ({origin.name}), not the positions of one map"
+    if _is_averaging(origin) and _ndim(trace, origin.index) == 2:
+        return f"what is an average already ({origin.name}), such as that of a frame or a view"
+    return None
+
+
+def _origin(trace: Trace, index: int) -> int:
+    """The node that put the values together, behind calls that move them or change each by itself."""
+    while (node := trace.nodes[index]).name in RESHAPING | PLAIN_STEPS:
+        read = [parent for parent in node.parents if trace.nodes[parent].live]
+        if len(read) != 1:
+            break
+        index = read[0]
+    return index
+
+
+def _joins_channels(trace: Trace, node: Node, channels: int) -> bool:
+    """Whether tensors were put side by side along the channels, as in DenseNet."""
+    parts = [trace.nodes[parent].value for parent in node.parents if trace.nodes[parent].live]
+    if node.value is None or node.name == "stack" or any(part is None for part in parts):
+        return False
+    shapes = [part.shape for part in parts if part is not None]
+    along = [axis for axis in range(node.value.ndim) if any(shape[axis] != node.value.shape[axis] for shape in shapes)]
+    return len(along) == 1 and node.value.shape[along[0]] == channels
 
 
 def _ndim(trace: Trace, index: int) -> int:
@@ -179,7 +230,9 @@ def _axes(trace: Trace, index: int, pooled: int) -> list[int]:
     if max(index, pooled) >= len(trace.nodes):
         return []
     values, average = trace.nodes[index].value, trace.nodes[pooled].value
-    if values is None or average is None or values.ndim < 3 or average.ndim < 2 or len(values) != len(average):
+    if values is None or average is None or values.ndim < 3 or average.ndim < 2:
+        return []
+    if not len(values) == len(average) == trace.batch:  # else of windows, frames or crops that make up an image
         return []
     average = average.flatten(1)
     if values.shape[1:].numel() == average.shape[1]:
@@ -200,6 +253,24 @@ def _is_averaging(node: Node) -> bool:
     return "avg_pool" in node.name or node.name in {"mean", "sum"}
 
 
+def _weighs_alike(trace: Trace, index: int) -> bool:
+    """Whether a node averages with one weight for every position, so that the average of its averages is exact.
+
+    Asked of the call itself in double precision: in a half, borders that count less are lost in the rounding.
+    """
+    node = trace.nodes[index]
+    if not _is_averaging(node) or node.call is None or len(node.parents) != 1:
+        return False
+    value = trace.nodes[node.parents[0]].value
+    if value is None:
+        return False
+    with torch.inference_mode(False), torch.enable_grad():
+        probe = torch.ones(value.shape, dtype=torch.float64, device=value.device, requires_grad=True)
+        args, kwargs = substitute((node.call.args, node.call.kwargs), lambda _: probe, Ref)
+        weights = torch.autograd.grad(node.call.function(*args, **kwargs).sum(), probe)[0]
+    return bool((weights - weights.flatten()[0]).abs().max() <= 1e-9 * weights.abs().max())
+
+
 def _why_not(trace: Trace, path: list[int]) -> str:
     """Why no average was found, from the calls between the last map and the last layer."""
     maps = [index for index in path if (value := trace.nodes[index].value) is not None and value.ndim >= 3]
@@ -214,7 +285,7 @@ def _why_not(trace: Trace, path: list[int]) -> str:
         return (
             f"its logits come from one class token ({names}): there is no map that is averaged, so there is "
             "nothing to pool; use a model with global average pooling, or ask for the patch tokens that enter its last "
-            "block with tokens='class' (--tokens class)"
+            "block with tokens='class' (--tokens class), as most such models allow"
         )
     read = f", which reads the last map through {names}" if names else ""
     return f"no average of a map leads to its last layer{read}{ADVICE}"

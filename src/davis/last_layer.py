@@ -37,11 +37,26 @@ def find_last_layer(model: nn.Module, traces: tuple[Trace, Trace], logits: Logit
     joint = _find_joint(model, traces, logits)
     if joint is not None:
         return joint
-    owner = owner_of(model, trace, linear[0]) if linear else None
-    raise TracingError(
-        "its output is not what a last linear layer returned"
-        + (f" (something follows {owner!r}: softmax, scaling, pooling)" if owner else "")
-        + "; let it return the logits of its last nn.Linear or 1x1 convolution"
+    raise TracingError(_why_not(model, trace, logits))
+
+
+def _why_not(model: nn.Module, trace: Trace, logits: Logits) -> str:
+    """What the output is, where it is not that of a last linear layer."""
+    path = [trace.nodes[index] for index in trace.ancestors(trace.ref(logits).index)]
+    linear = [(node, owner) for node in path if node.name in LINEAR_CALLS and (owner := owner_of(model, trace, node))]
+    as_large = [name for node, name in linear if node.value is not None and node.value.numel() == logits.numel()]
+    owners = list(dict.fromkeys(as_large))
+    if len(owners) > 1:
+        return (
+            f"its logits join those of several last layers ({', '.join(owners)}); "
+            "they can be read where all read one average and are added"
+        )
+    last = owners or [name for _, name in linear[-1:]]
+    bare = "" if owners else "; or it was made without a classifier (in timm num_classes=, --num-classes)"
+    follows = f" (something follows {last[0]!r}: softmax, scaling, pooling{bare})" if last else ""
+    return (
+        f"its output is not what a last linear layer returned{follows}; "
+        "let it return the logits of its last nn.Linear or 1x1 convolution"
     )
 
 

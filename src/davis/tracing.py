@@ -91,6 +91,7 @@ class Trace(TorchFunctionMode):
         self._newest: dict[int, int] = {}  # id of a tensor -> its newest node
         self._recent: deque[Tensor] = deque()
         self._kept = 0
+        self.batch = len(images)
         self._add(images, None, 0, ()).live = True
 
     @classmethod

@@ -167,6 +167,21 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Buffers that the model writes inside, such as running averages, are again as they were after."""
+    buffers = [(module, name, each) for module in model.modules() for name, each in module._buffers.items()]
+    kept = [(*place, place[-1].detach().clone()) for place in buffers if place[-1] is not None]
+    try:
+        yield
+    finally:
+        for module, name, buffer, before in kept:
+            module._buffers[name] = buffer  # the model may have put another in its place
+            if not torch.equal(buffer, before):
+                with torch.no_grad():
+                    buffer.copy_(before)
+
+
 def at_least_float32(tensor: Tensor) -> Tensor:
     """The tensor itself, or its float32 copy where it is in half precision."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
