@@ -153,7 +153,7 @@ def test_one_layer_read_twice_and_bent_joins_are_refused():
         lambda a, b: (a + b).softmax(1),
         lambda a, b: a / (b * b + 1),
     ):
-        with pytest.raises(ValueError, match="its output is not what a last|its logits join those of several"):
+        with pytest.raises(ValueError, match=r"its output is not what a last|its logits join those of several"):
             Backbone(TwoHeads(join))(images())
 
 

@@ -170,8 +170,12 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Buffers that the model writes inside, such as running averages, are again as they were after."""
-    buffers = [(module, name, each) for module in model.modules() for name, each in module._buffers.items()]
-    kept = [(*place, place[-1].detach().clone()) for place in buffers if place[-1] is not None]
+    kept = [
+        (module, name, buffer, buffer.detach().clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
     try:
         yield
     finally:
