@@ -226,7 +226,10 @@ def test_large_ones(name):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("deit_tiny_distilled_patch16_224", "its logits join those of several last layers"),  # two tokens, a head for each
+        (
+            "deit_tiny_distilled_patch16_224",
+            "its logits join those of several last layers",
+        ),  # two tokens, a head for each
         ("cait_xxs24_224", "its patches cannot be told from its class token"),
     ],
 )

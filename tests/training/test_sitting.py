@@ -118,6 +118,39 @@ def test_what_comes_home(
     train(cut.recipe, home / cut.recipe.name, data=data, device="cpu")  # goes on from what came home
 
 
+def test_what_could_not_end_is_not_begun(sitting: ModuleType) -> None:
+    small, wide, dense = sitting.Cost(2, 1), sitting.Cost(9, 9), sitting.Cost(12, 6, resumes=True)
+    slack = sitting.SLACK
+    for side_by_side, needed in (
+        ([small], 2),
+        ([dense], -slack),  # it goes on elsewhere
+        ([wide, small], 10),  # the small one is done after two minutes, of which it had one
+        ([wide, wide], 18),
+        ([wide, dense, dense], 21),
+        ([small, dense, dense, dense], 4),  # a minute each, until it is done
+    ):
+        assert sitting.all_can_end(side_by_side, needed + slack + 1e-9)
+        assert not sitting.all_can_end(side_by_side, needed + slack - 1e-9) or needed < 0
+
+
+def test_what_is_left_of_a_training(sitting: ModuleType, data: Data, tmp_path: Path) -> None:
+    job = small_job(tmp_path, epochs=4)
+    train_task, bench_task = (sitting.Task(kind, job.recipe.name) for kind in ("train", "bench"))
+    whole = sitting.COSTS["resnet18"]
+    assert sitting.work_left(job, train_task) == whole
+
+    def stop(progress: object) -> None:
+        if progress.epoch == 1:  # type: ignore[attr-defined]
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(job.recipe, job.folder, data=data, device="cpu", watch=stop)
+    assert sitting.work_left(job, train_task) == sitting.Cost(0.75 * whole.alone, 0.75 * whole.full)
+    assert sitting.work_left(job, bench_task).resumes
+    (job.folder / "log.jsonl").write_text("damaged")
+    assert sitting.work_left(job, train_task) == whole
+
+
 @pytest.mark.slow
 def test_the_schedule(
     sitting: ModuleType,
@@ -132,7 +165,8 @@ def test_the_schedule(
     todo = [small_job(work, place, seed=0), small_job(work, place, arch="resnet18(act=silu, width=2)")]
     late = small_job(work, place, arch="wrn28_10(factor=1)")
     monkeypatch.setattr(sitting, "chosen", lambda _: [*todo, late])
-    monkeypatch.setattr(sitting, "MINUTES", {"resnet18": 8, "wrn28_10": 18})
+    costs = {"resnet18": sitting.Cost(2, 2), "wrn28_10": sitting.Cost(16, 16)}  # and a minute and a half more
+    monkeypatch.setattr(sitting, "COSTS", costs)
     monkeypatch.setattr(sitting, "SETS", ())
     monkeypatch.setattr(sitting, "PAUSE", 0.0)
     options = argparse.Namespace(home=tmp_path, side_by_side=2, mps=False, compile=False, pixels=False, stay=17)
