@@ -138,8 +138,9 @@ def with_default(paths: list[Path], model: str | None) -> tuple[Path, str, list[
         return paths[0], model, paths[1:], None
     if (paths[0] / "detector.json").is_file():
         raise ValueError(f"{paths[0]} is a saved detector; name the model that it was fitted for with --model")
-    from davis.demo.shipped import MODEL, class_names, folder_of
+    from davis.demo.shipped import CALIBRATION, MODEL, SPECS, class_names, folder_of
 
+    note(f"judged by {MODEL} and {SPECS['max']}; p-values against {CALIBRATION}")
     return folder_of("max"), MODEL, paths, list(class_names())
 
 

@@ -91,5 +91,5 @@ def cell(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return f"{value:.6g}"
+        return f"{value:.4g}"
     return "-" if value is None else plain(str(value))

@@ -89,26 +89,27 @@ def sections(exhibits: Sequence[Exhibit]) -> list[Section]:
     }
     accepted = [each for each in of["known"] if each.accepted("max")]
     refused = [each for each in of["unknown"] if not each.accepted("max")]
+    decided = [each for each in refused + accepted if each.accepted("mean") != each.accepted("max")]
     return [
         Section(
             "Yours", "Your own pictures. What they show is for you to say; they are in no count above.", of["yours"]
         ),
         Section(
             "Where the pooling decides",
-            "None of these shows one of the 1,000 classes. With the mean the network's answer is accepted; with the "
-            "maximum of each channel it is not.",
-            [each for each in refused if each.accepted("mean")],
+            "The maximum of each channel is right about these: it refuses what shows none of the 1,000 classes and "
+            "accepts what shows one. The mean does the opposite.",
+            decided,
         ),
         Section(
             "Known things, accepted",
             "The network has learnt what these show.",
-            [each for each in accepted if not each.named_otherwise],
+            [each for each in accepted if each not in decided and not each.named_otherwise],
             compact=True,
         ),
         Section(
             "Unknown things that both refuse",
             "Far enough from anything the network knows that either pooling will do.",
-            [each for each in refused if not each.accepted("mean")],
+            [each for each in refused if each not in decided],
         ),
         Section(
             "Failures: accepted, and unknown",
@@ -119,7 +120,7 @@ def sections(exhibits: Sequence[Exhibit]) -> list[Section]:
             "Failures: known and accepted, but named otherwise",
             "The network knows such things, and its answer is not the label that the picture came with. A detector "
             "says whether a picture is like those that were learnt, not whether the answer is right.",
-            [each for each in accepted if each.named_otherwise],
+            [each for each in accepted if each not in decided and each.named_otherwise],
         ),
         Section(
             "Failures: refused, though known",
