@@ -49,6 +49,8 @@ def main(file: Path) -> None:
                 stream.write(json.dumps(done[name]) + "\n")
             print(f"{name}: {done[name]['outcome']} {done[name].get('error', '')}"[:150], file=sys.stderr, flush=True)
     write([done[name] for name in chosen.values()])
+    headless = sorted(set(timm.list_modules()) - chosen.keys())
+    print(f"\n## Modules without a classifier ({len(headless)})\n\n{', '.join(f'`{name}`' for name in headless)}")
 
 
 def chosen_models(file: Path) -> dict[str, str]:
@@ -125,6 +127,7 @@ def attempt(name: str) -> dict[str, Any]:
         spread = float(activations.logits.std(0).max() / activations.logits.abs().max())
         assert activations.max is not None
         found |= {"tap": backbone.describe()["tap"], "map": backbone.map_shape, "spread": spread}
+        found["same_map"] = same_map(features, activations, getattr(model, "num_prefix_tokens", 0))
         one = len(backbone.map_shape or ()) and all(side == 1 for side in (backbone.map_shape or ())[1:])
         found["outcome"] = (
             "constant logits" if not spread > VARIES else "passed, map of one position" if one else "passed"
@@ -132,6 +135,22 @@ def attempt(name: str) -> dict[str, Any]:
     except Exception as error:  # any error is an outcome here
         found |= {"outcome": "refused", "error": f"{type(error).__name__}: {str(error).splitlines()[0]}"}
     return found | {"seconds": round(time.monotonic() - started, 1)}
+
+
+def same_map(features: object, activations: davis.Activations, prefix: int) -> bool | None:
+    """Whether the maxima are those of timm's own features; None where those are not what the model averages."""
+    if not isinstance(features, Tensor) or features.ndim < 3 or activations.max is None:
+        return None
+    tokens = features[:, prefix:] if features.ndim == 3 else features
+    for values in (features, tokens.movedim(-1, 1)):
+        positions = values.flatten(2)
+        if positions.shape[1] == activations.mean.shape[1] and close(positions.mean(2), activations.mean):
+            return close(positions.amax(2), activations.max)
+    return None
+
+
+def close(one: Tensor, other: Tensor) -> bool:
+    return bool((one - other).abs().max() <= 1e-4 * other.abs().max())
 
 
 def pictures(size: tuple[int, int, int]) -> Tensor:
@@ -211,6 +230,11 @@ def write(rows: list[dict[str, Any]]) -> None:
     ):
         those, good = ([row for row in part if row not in left_out] for part in (counted, passed))
         print(f"| {title} | {len(those)} | {len(good)} | {len(good) / max(1, len(those)):.1%} |")
+    same = [row["same_map"] for row in passed if row["same_map"] is not None]
+    print(f"\nOf those that pass, {len(same)} average what their `forward_features` gives: there the maxima of each")
+    print(
+        f"channel were compared with those of that map, and {sum(same)} agree. The others put layers between the two."
+    )
     print("\nWhere a maximum has a part in the pooling, the average is not what the last layer reads: refused.")
     print("\n## In the denominator, and not passed\n")
     groups: dict[str, list[dict[str, Any]]] = defaultdict(list)

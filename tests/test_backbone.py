@@ -185,6 +185,42 @@ def test_transformers(name):
     assert backbone(images(2, 3, 96, 96)).positions[0] > activations.positions[0]
 
 
+PAPER = {
+    "torchvision": ("swin_b", "convnext_base", "resnet50", "efficientnet_b0", "densenet121", "mobilenet_v2"),
+    "timm": (
+        *("swin_base_patch4_window7_224", "convnext_base", "resnet50", "efficientnet_b0", "densenet121"),
+        "mobilenetv2_100",
+    ),
+    "transformers": ("Swin", "ConvNext", "ResNet", "EfficientNet", "MobileNetV2"),  # it has no DenseNet of its own
+}
+
+
+def paper_network(library: str, name: str) -> nn.Module:
+    """One of the paper's six ImageNet networks, as large as there and untrained."""
+    declare_missing_operators()
+    module = pytest.importorskip("torchvision.models" if library == "torchvision" else library)
+    if library == "torchvision":
+        return module.get_model(name, weights=None)
+    if library == "timm":
+        return module.create_model(name)
+    sizes = {
+        "Swin": {"embed_dim": 128, "depths": [2, 2, 18, 2], "num_heads": [4, 8, 16, 32]},
+        "ConvNext": {"hidden_sizes": [128, 256, 512, 1024], "depths": [3, 3, 27, 3]},
+        "EfficientNet": {"width_coefficient": 1.0, "depth_coefficient": 1.0, "hidden_dim": 1280},
+    }
+    config = getattr(module, f"{name}Config")(num_labels=1000, **sizes.get(name, {}))
+    return getattr(module, f"{name}ForImageClassification")(config)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(("library", "name"), [(library, name) for library in PAPER for name in PAPER[library]])
+def test_the_papers_networks(library, name):
+    model = settled(seeded(lambda: paper_network(library, name)), 3, 224, 224)
+    backbone, _ = assert_read(model, images(2, 3, 224, 224))
+    assert backbone.describe()["channels"] in (1024, 1280, 2048)
+    assert backbone.describe()["classes"] == 1000
+
+
 # Models as people write them.
 
 

@@ -222,6 +222,21 @@ def test_large_ones(name):
     assert_read(build, tap, patches, 224)
 
 
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (None, "it averages one position that it picks from many"),  # transformers has it as a list of one token
+        ("class", "takes all tokens together, not the class token alone"),
+    ],
+)
+def test_a_list_of_one_class_token(tokens, message):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.CvtConfig(embed_dim=[8, 16, 24], num_heads=[1, 2, 3], depth=[1, 2, 3], num_labels=CLASSES)
+    model = transformers.CvtForImageClassification(config).eval()
+    with pytest.raises(ValueError, match=message):
+        Backbone(model, tokens=tokens)(images())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "message"),

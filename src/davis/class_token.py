@@ -30,13 +30,15 @@ def discover_class_token(model: nn.Module, images: Images) -> Adapter:
     spread = Call(repeated, (Ref(ENTRY), token + 1), {})
     features = trace.nodes[last].value
     leave = Call(torch.flatten, (Ref(last), 1), {}) if features is not None and features.ndim > 2 else None
+    neck = Replay(model, traces, block, last, enter=spread, leave=leave)
+    _check_alone(neck, trace.nodes[block].value, token)
     tap, source = find_tap(trace, entering)
     last_tap, last_source = find_tap(trace, block)
     return Adapter(
         tap,
         head,
         Replay(model, traces, source, entering, leave=cut),
-        Replay(model, traces, block, last, enter=spread, leave=leave),
+        neck,
         joint,
         Token(last_tap, Replay(model, traces, last_source, block, leave=Call(row, (Ref(block), token), {}))),
     )
@@ -96,6 +98,19 @@ def _patches(trace: Trace, first: int) -> tuple[int, int]:
     if not found or len(found) == value.shape[1] or found != list(range(found[0], found[-1] + 1)):
         raise TracingError("its patches cannot be told from its class token where they are put together")
     return found[0], found[-1] + 1
+
+
+def _check_alone(neck: Replay, tokens: Tensor | None, token: int) -> None:
+    """The head must read the class token without the patches beside it."""
+    if tokens is None:
+        raise TracingError("what leaves its last block is gone once it has run")
+    try:
+        neck(row(tokens, token))
+    except RuntimeError as error:
+        raise TracingError(
+            f"what stands between its last block and its head ({neck.text}) takes all tokens together, not the class "
+            "token alone"
+        ) from error
 
 
 def _last_that_reach(trace: Trace, states: list[int], last: int, start: int, stop: int) -> int:

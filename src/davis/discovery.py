@@ -21,6 +21,7 @@ JOINED = {"stack", "cat", "concat", "concatenate", "hstack", "vstack", "dstack",
 RANKED = {"topk", "sort", "kthvalue", "msort"}
 PLAIN_STEPS = {"relu", "relu_", "gelu", "silu", "hardswish", "tanh", "sigmoid", "layer_norm", "batch_norm", "dropout"}
 PICKING = {"__getitem__", "select", "index_select", "narrow", "unbind", "split", "chunk", "take_along_dim", "gather"}
+ONE_TOKEN = "one position that it picks from many, such as a class token"
 IDENTITY = "(identity)"
 CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4}  # of the largest value; half precision: 3e-2
 
@@ -175,8 +176,10 @@ def _no_map(trace: Trace, index: int, channel_axis: int) -> str | None:
     is none over an image. Nor is that over the largest values of a map, or over averages.
     """
     value = trace.nodes[index].value
-    if value is None or value.shape[1:].numel() == value.shape[channel_axis]:  # one position: nothing to tell apart
+    if value is None:
         return None
+    if value.shape[1:].numel() == value.shape[channel_axis]:  # one position: nothing to tell apart
+        return ONE_TOKEN if _is_picked(trace, trace.nodes[_origin(trace, index)]) else None
     spread = value.movedim(channel_axis, 1).flatten(2)
     if bool((spread == spread[..., :1]).all()) and not bool((spread == spread[:1]).all()):  # else a network is dead
         return "one value that is repeated"
@@ -198,6 +201,13 @@ def _origin(trace: Trace, index: int) -> int:
             break
         index = read[0]
     return index
+
+
+def _is_picked(trace: Trace, node: Node) -> bool:
+    """Whether a node is some of the positions that there were."""
+    read = [trace.nodes[parent].value for parent in node.parents if trace.nodes[parent].live]
+    lengths = [value.shape[1:].numel() for value in read if value is not None]
+    return node.name in PICKING and node.value is not None and max(lengths, default=0) > node.value.shape[1:].numel()
 
 
 def _joins_channels(trace: Trace, node: Node, channels: int) -> bool:
