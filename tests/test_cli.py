@@ -697,11 +697,22 @@ def test_what_is_found_again(found: dict[str, Any], again: dict[str, Any]) -> No
     assert recorded_adapter(found) == again
 
 
+def test_a_detector_of_another_model(run: Run, fitted: Path) -> None:
+    done = run("score", fitted, "held", "--model", f"{MODULE}:vit")
+    assert_fails(done, "was fitted for a Sequential, and ")
+
+
+def test_a_replaced_detector_is_said(run: Run) -> None:
+    options = ("--data", "data", "--out", "replaced", "--size", 12, "--tpr", 0.9)
+    assert "replaced" not in run("fit", MODEL, "max + energy", *options).err
+    assert "replaced the detector that was in replaced: max + energy" in run("fit", MODEL, "energy", *options).err
+
+
 class TestExplain:
     def test_is_the_library(self, run: Run, fitted: Path, workplace: Path) -> None:
         done = run("explain", fitted, "held", "--model", MODEL, "--out", "why", "--channels", 2, "--json")
         assert done.status == 0, done.err
-        shown = json.loads(done.out)
+        shown = [json.loads(line) for line in done.out.splitlines()]
         detector = davis.load(fitted, load_model(MODEL))
         for row, file in zip(shown, image_files([workplace / "held"]), strict=True):
             found = davis.explain(detector, file, channels=2)
@@ -744,6 +755,16 @@ class TestExplain:
         done = run("explain", "near", "held/00.png", "--model", MODEL, "--out", "near-why")
         assert "beware: held/00.png, max + knn(k=5): the heat map accounts for " in done.err
 
+    def test_names_that_meet(self, run: Run, fitted: Path, workplace: Path) -> None:
+        for folder in ("one", "two"):
+            (workplace / "meeting" / folder).mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (12, 12), "red").save(workplace / "meeting" / folder / "x.png")
+        done = run("explain", fitted, "meeting", "--model", MODEL, "--out", "met", "--json")
+        assert done.status == 0, done.err
+        assert [row["picture"] for row in done.rows] == ["met/one-x.png", "met/two-x.png"]
+        Image.new("RGB", (12, 12), "red").save(workplace / "meeting" / "one" / "x.jpg")
+        assert_fails(run("explain", fitted, "meeting", "--model", MODEL, "--out", "met"), "2 images are called")
+
     @pytest.mark.filterwarnings("ignore:.*files of other kinds left out")
     def test_what_it_wrote_is_left_out_and_replaced(self, run: Run, fitted: Path, workplace: Path) -> None:
         folder = workplace / "again"
@@ -752,7 +773,7 @@ class TestExplain:
         for _ in range(2):
             done = run("explain", fitted, "again", "--model", MODEL, "--out", "again/explanations", "--json")
             assert done.status == 0, done.err
-            assert [row["file"] for row in json.loads(done.out)] == ["again/photo.jpg"]
+            assert [row["file"] for row in done.rows] == ["again/photo.jpg"]
         done = run("explain", fitted, "again/explanations", "--model", MODEL, "--out", "elsewhere")
         assert done.status == 2
         assert "are only pictures that davis explain wrote" in done.err
@@ -770,7 +791,7 @@ class TestExplain:
         if created:
             (workplace / other).write_text("mine")
         before = (workplace / other).read_bytes()
-        monkeypatch.setattr("davis.cli.explaining.open_backbone", lambda *_, **__: 1 / 0)  # refused before the work
+        monkeypatch.setattr("davis.cli.explaining.open_detector", lambda *_, **__: 1 / 0)  # refused before the work
         done = run("explain", fitted, photo, "--model", MODEL, "--out", out)
         after = (workplace / other).read_bytes()
         if created:
@@ -785,7 +806,6 @@ class TestExplain:
             (["fitted", "", "--model", MODEL], "the name is empty"),
             (["fitted", "flat", "--model", MODEL, "--device", "meta"], "device 'meta' cannot be used here"),
             (["fitted", "flat"], "name the model that it was fitted for with --model"),
-            (["fitted", "flat", "mixed", "--model", MODEL], "2 images are called '0'"),
             (["fitted", "--model", MODEL], "a saved detector and images are needed"),
             (["gone", "flat", "--model", MODEL], "no detector there"),
         ],

@@ -315,3 +315,15 @@ def test_images_are_no_activations() -> None:
     detector = davis.Detector(models.small_net(), "max + energy")
     with pytest.raises(TypeError, match=r"score takes Activations, .* for images call the detector itself"):
         detector.score(models.photos(2))  # type: ignore[arg-type]
+
+
+def test_preprocessing_is_kept_as_plain_values() -> None:
+    detector = davis.Detector(models.small_net(), "energy")
+    assert detector.preprocessing is None
+    detector.preprocessing = davis.data.Preprocessing(size=32, resize=40)
+    values = detector.preprocessing
+    assert values == davis.data.Preprocessing(size=32, resize=40).to_dict()
+    detector.preprocessing = values
+    assert detector.preprocessing == values
+    with pytest.raises(ValueError, match="preprocessing lacks 'aspect'"):
+        detector.preprocessing = {"size": 32}

@@ -275,7 +275,7 @@ class OneAxis(nn.Module):
         ("max + knn", models.photos(1)[0], davis.NotFittedError, "call fit before explain"),
         ("odin + max + msp", models.photos(1)[0], ValueError, "that takes images as they are"),
         ("max + energy", models.photos(2), ValueError, r"one image .* got \(2, 3, 12, 12\)"),
-        ("max + energy", "a.png", ValueError, "set detector.preprocessing, or give a tensor"),
+        ("max + energy", "a.png", ValueError, "set detector.preprocessing to a davis.data.Preprocessing, or give"),
     ],
 )
 def test_refuses(spec: str, image: object, error: type[Exception], message: str) -> None:

@@ -47,7 +47,7 @@ _HOMES = {
     "tune": "davis.tuning",
 }
 
-_MODULES = ("calibrate", "data", "metrics", "monitor", "stages", "tuning")
+_MODULES = ("calibrate", "catalog", "data", "metrics", "models", "monitor", "sets", "stages", "tuning", "zoo")
 
 __all__ = ["__version__", *_HOMES]
 

@@ -15,6 +15,7 @@ from davis import spec as language
 from davis.backbone import Backbone
 from davis.batches import Batches, pairs
 from davis.branch import Branch
+from davis.data import Preprocessing
 from davis.fitting import no_graph
 from davis.joint_fit import fit_together
 from davis.sketch import Sketch
@@ -47,7 +48,16 @@ class Detector(nn.Module):
         self.images_seen = 0
         self.class_counts: Tensor | None = None  # (class,) how often the fit pass saw each predicted
         self.sketch = Sketch()  # of the images of the fit
-        self.preprocessing: dict[str, object] | None = None  # how images became tensors, where that is known
+        self._preprocessing: Preprocessing | None = None
+
+    @property
+    def preprocessing(self) -> dict[str, object] | None:
+        """How pictures became tensors, as plain values; set it to a ``davis.data.Preprocessing``, or to such values."""
+        return None if self._preprocessing is None else self._preprocessing.to_dict()
+
+    @preprocessing.setter
+    def preprocessing(self, given: Preprocessing | Mapping[str, Any] | None) -> None:
+        self._preprocessing = Preprocessing.from_dict(given) if isinstance(given, Mapping) else given
 
     @property
     def spec(self) -> str:

@@ -25,8 +25,7 @@ from davis.cli.options import (
     Tpr,
     Weights,
     Workers,
-    open_backbone,
-    recorded_adapter,
+    open_detector,
 )
 from davis.cli.printing import Watched, flat, table
 
@@ -139,13 +138,12 @@ def _from_images(
     workers: int,
     skipped: Skipped,
 ) -> Calibration:
-    from davis.artifact import load, read_record, recalibrate
+    from davis.artifact import recalibrate
     from davis.data import Images, Preprocessing, image_files
 
     if data is None or not data.is_dir():
         raise FileNotFoundError(f"no such folder of images: {data}")
-    adapter = recorded_adapter(read_record(folder)["backbone"])
-    detector = load(folder, open_backbone(model, weights, num_classes, device, **adapter))
+    detector = open_detector(folder, model, weights, num_classes, device)
     if detector.preprocessing is None:
         raise ValueError(f"{folder} does not say how images are prepared; set detector.preprocessing before saving it")
     files = image_files([data])

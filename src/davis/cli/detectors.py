@@ -47,8 +47,8 @@ from davis.cli.options import (
     named_path,
     numbers_of,
     open_backbone,
+    open_detector,
     prepare,
-    recorded_adapter,
     with_default,
 )
 from davis.cli.printing import Watched, bar, flat, note, table
@@ -238,7 +238,10 @@ def fit(
     )
     held_out = Watched("calibrate", read(held))
     detector.calibrate(held_out, tpr=tpr, kind=promise.value, delta=delta, by_class=by_class)
+    before = _saved_spec(out)
     save(detector, out)
+    if before is not None:
+        note(f"replaced the detector that was in {out}: {before}")
     if holdout is None:
         note("the threshold rests on a part of --data; if the network was trained on these, --holdout must name others")
     if size is None and ":" in model and not model.startswith(("hf:", "timm:")):
@@ -261,6 +264,18 @@ def fit(
     else:
         shown = [(name, value) for name, value in flat(summary) if value is not None]
         table([{"": name, " ": value} for name, value in shown], header=False)
+
+
+def _saved_spec(folder: Path) -> str | None:
+    """What a detector is that will be written over."""
+    from davis.artifact import JSON, read_record
+
+    if not (folder / JSON).is_file():
+        return None
+    try:
+        return str(read_record(folder)["spec"])
+    except (ValueError, OSError):
+        return "one that could not be read"
 
 
 def _spec(spec: str | None, preset: str | None, id: str | None, arch: str | None, values: Values) -> str:
@@ -302,7 +317,7 @@ def score(
     ] = None,
 ) -> int:
     """Score images: on which of them should the model not be trusted?"""
-    from davis.artifact import load, read_record
+    from davis.artifact import read_record
     from davis.data import Images, Preprocessing, image_files
 
     if as_json and csv_file is not None:
@@ -317,7 +332,7 @@ def score(
     if csv_file is not None:
         inputs = [*files, Path(weights), *([] if classes is None else [classes])]
         check_outputs(f"--csv {csv_file}", [csv_file], inputs=inputs, ours=_is_table)
-    detector = load(folder, open_backbone(model, weights, num_classes, device, **recorded_adapter(record["backbone"])))
+    detector = open_detector(folder, model, weights, num_classes, device)
     skipped = Skipped(strict)
     batches = Images(files, preprocessing, batch=batch, workers=workers, on_error=skipped.add)
     rows: list[dict[str, Any]] = []

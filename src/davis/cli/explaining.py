@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,8 +23,7 @@ from davis.cli.options import (
     Weights,
     check_outputs,
     named_path,
-    open_backbone,
-    recorded_adapter,
+    open_detector,
     with_default,
 )
 from davis.cli.printing import bar, note, table
@@ -43,13 +43,12 @@ def explain(
     weights: Weights = "default",
     num_classes: NumClasses = None,
     channels: Annotated[int, typer.Option(min=1, help="Channels to name")] = 10,
-    neighbours: Annotated[int, typer.Option(min=0, help="Nearest ID images to name, where a bank is kept")] = 5,
+    neighbours: Annotated[int, typer.Option(min=0, help="Nearest rows of the bank to name, where one is kept")] = 5,
     device: Device = None,
     strict: Strict = False,
     as_json: Json = False,
 ) -> int:
     """Say why images score as they do: the channels that moved the score, and where; a heat map for each."""
-    from davis.artifact import load, read_record
     from davis.data import ImageError, image_files
     from davis.explaining import explain as explain_one
     from davis.explaining.files import SUFFIXES, is_explanation
@@ -59,15 +58,10 @@ def explain(
     files = [file for file in image_files(images) if file in given or not is_explanation(file)]
     if not files:
         raise ValueError(f"in {images[0]} are only pictures that davis explain wrote; name photographs")
-    stems = Counter(file.stem for file in files)
-    if twice := [stem for stem, count in stems.items() if count > 1]:
-        raise ValueError(
-            f"{stems[twice[0]]} images are called {twice[0]!r}, and files are named after them; rename them"
-        )
-    outputs = [out / f"{stem}.{suffix}" for stem in stems for suffix in SUFFIXES]
+    titles = _titles(files)
+    outputs = [out / f"{title}.{suffix}" for title in titles.values() for suffix in SUFFIXES]
     check_outputs(f"--out {out}", outputs, inputs=[*files, Path(weights)], ours=is_explanation, new_folder=True)
-    adapter = recorded_adapter(read_record(folder)["backbone"])
-    detector = load(folder, open_backbone(model, weights, num_classes, device, **adapter))
+    detector = open_detector(folder, model, weights, num_classes, device)
     skipped = Skipped(strict)
     rows: list[dict[str, Any]] = []
     for file in bar("explain", files, len(files)):
@@ -76,18 +70,29 @@ def explain(
         except ImageError as error:
             skipped.add(file, error)
             continue
-        picture, *_ = found.save(out, file.stem, classes=names)
-        label = found.label if names is None else names[found.label]
-        rows.append({"file": str(file), "class": label, "picture": str(picture), **found.to_dict()})
-    if as_json:
-        print(json.dumps(rows))
-    else:
+        picture, *_ = found.save(out, titles[file], classes=names)
+        named = {} if names is None else {"name": names[found.label]}
+        rows.append({"file": str(file), "class": found.label, **named, "picture": str(picture), **found.to_dict()})
+        if as_json:
+            print(json.dumps(rows[-1]), flush=True)
+    if not as_json:
         table([_line(row) for row in rows])
         for row in rows:
             for branch in row.get("branches", [row]):
                 for warning in branch["warnings"]:
                     note(f"beware: {row['file']}, {branch['spec']}: {warning}")
     return 1 if skipped.files else 0
+
+
+def _titles(files: Sequence[Path]) -> dict[Path, str]:
+    """What the files of an explanation are called: as the image, and behind its folders where names meet."""
+    for depth in range(1, max(len(file.parts) for file in files) + 1):
+        titles = {file: "-".join(file.with_suffix("").parts[-depth:]) for file in files}
+        counted = Counter(titles.values())
+        if max(counted.values()) == 1:
+            return titles
+    twice, count = counted.most_common(1)[0]
+    raise ValueError(f"{count} images are called {twice!r}, and files are named after them; rename them")
 
 
 def _line(row: dict[str, Any]) -> dict[str, Any]:
@@ -97,7 +102,7 @@ def _line(row: dict[str, Any]) -> dict[str, Any]:
     strongest = branch["channels"][0] if branch["channels"] else None  # under average pooling none moved anything
     return {
         "file": row["file"],
-        "class": row["class"],
+        "class": row.get("name", row["class"]),
         "verdict": row["verdict"],
         "score": row["score"],
         **({"decided by": branch["spec"], "its score": branch["score"]} if fused else {}),

@@ -36,8 +36,11 @@ def named_path(text: str) -> Path:
 
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from davis.backbone import Backbone
     from davis.data import Preprocessing
+    from davis.detector import Detector
 
 Model: TypeAlias = Annotated[str, typer.Argument(help="torchvision or timm name, hf:ID, hf:FOLDER or module:factory")]
 Weights: TypeAlias = Annotated[str, typer.Option(help="default (the zoo's pretrained ones), none or a file of tensors")]
@@ -77,13 +80,37 @@ def open_backbone(
     tokens: TokenKind | None = None,
 ) -> Backbone:
     from davis.backbone import Backbone
+
+    model = _open_model(name, weights, classes, device)
+    return Backbone(model, tap=tap, head=head, tokens=None if tokens is None else "class")
+
+
+def open_detector(
+    folder: Path, name: str, weights: str = "default", classes: int | None = None, device: str | None = None
+) -> Detector:
+    """A saved detector on the model that it was fitted for."""
+    from davis.artifact import load, read_record
+    from davis.backbone import Backbone
+
+    found = read_record(folder)["backbone"]
+    model = _open_model(name, weights, classes, device)
+    adapter = recorded_adapter(found)
+    known = dict(model.named_modules())
+    if any(place not in known for option, place in adapter.items() if option != "tokens"):
+        raise ValueError(
+            f"{folder} was fitted for a {found['model']}, and {name!r} is a {type(model).__name__} without its layers; "
+            "name that model with --model"
+        )
+    return load(folder, Backbone(model, **adapter))
+
+
+def _open_model(name: str, weights: str, classes: int | None, device: str | None) -> nn.Module:
     from davis.models import load_model, place_on
 
     if device is not None:
         _try_device(device)  # before a model is loaded for it
     with contextlib.redirect_stdout(sys.stderr):  # a user's module may print, and stdout is for results
-        model = place_on(load_model(name, weights=weights, classes=classes), device)
-    return Backbone(model, tap=tap, head=head, tokens=None if tokens is None else "class")
+        return place_on(load_model(name, weights=weights, classes=classes), device)
 
 
 def _try_device(device: str) -> None:
@@ -115,7 +142,7 @@ def recorded_adapter(found: dict[str, Any]) -> dict[str, Any]:
     from davis.discovery import IDENTITY
 
     if found.get("kind") == "class token":
-        return {"tokens": TokenKind.class_}
+        return {"tokens": TokenKind.class_.value}
     head = found.get("head") or ""
     named = bool(head) and " + " not in head and head != IDENTITY  # other heads are no module, and found again
     plain = found.get("after") is None and found.get("neck") is None and named

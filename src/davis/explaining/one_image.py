@@ -192,7 +192,8 @@ def _prepared(detector: Detector, image: Tensor | Image.Image | str | os.PathLik
         )
     if detector.preprocessing is None:
         raise ValueError(
-            "the detector does not know how pictures are prepared; set detector.preprocessing, or give a tensor"
+            "the detector does not know how pictures are prepared; set detector.preprocessing to a "
+            "davis.data.Preprocessing, or give a tensor"
         )
     preprocessing = Preprocessing.from_dict(detector.preprocessing)
     return (preprocessing(image) if isinstance(image, Image.Image) else decode(Path(image), preprocessing))[None]
