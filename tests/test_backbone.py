@@ -766,7 +766,7 @@ UNREADABLE |= {
     ),
     "largest values": (
         lambda: Net(lambda x: x.flatten(2).topk(5).values.mean(2)),
-        "it averages the largest values of a map",
+        r"it averages chosen values of a map, such as the largest \(topk\)",
     ),
     "pyramid": (
         lambda: Net(lambda x: torch.cat([F.adaptive_avg_pool2d(x, n).flatten(2) for n in (1, 2, 4)], 2).mean(2)),
@@ -775,6 +775,110 @@ UNREADABLE |= {
     "views": (Views, r"it averages several tensors put together \(stack\)"),
     "ensemble": (Ensemble, r"its logits join those of several last layers \(members.0.head, members.1.head"),
 }
+
+
+def twice(x: Tensor) -> Tensor:
+    return torch.stack([x.mean((2, 3)), x.flip(-1).square().mean((2, 3))], 1)
+
+
+def written(x: Tensor) -> Tensor:
+    both = torch.zeros(len(x), 2, 24)
+    both[:, 0], both[:, 1] = x.mean((2, 3)), x.square().mean((2, 3))
+    return both
+
+
+def pyramid(x: Tensor) -> Tensor:
+    return torch.cat([F.adaptive_avg_pool2d(x, n).flatten(2) for n in (1, 2, 3)], 2)
+
+
+# One more call, and another that has never been seen before a mean, must not hide what is averaged.
+DISGUISED: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
+    "leaky": (lambda x: F.leaky_relu(twice(x)).mean(1), r"several tensors put together \(stack\)"),
+    "doubled": (lambda x: (twice(x) * 2).mean(1), r"several tensors put together \(stack\)"),
+    "clamped": (lambda x: twice(x).clamp(0, 6).mean(1), r"several tensors put together \(stack\)"),
+    "written": (lambda x: written(x).mean(1), r"several tensors put together \(setitem\)"),
+    "some of the sorted": (lambda x: x.flatten(2).sort(-1).values[..., -5:].mean(2), r"such as the largest \(sort\)"),
+    "largest, scaled": (lambda x: (x.flatten(2).topk(5).values * 1.5).mean(2), r"such as the largest \(topk\)"),
+    "gathered": (
+        lambda x: x.flatten(2).gather(2, x.flatten(2).topk(5).indices).mean(2),
+        r"such as the largest \(gather\)",
+    ),
+    "largest of each row": (lambda x: x.amax(3).mean(2), r"such as the largest \(amax\)"),
+    "pyramid, scaled": (lambda x: (pyramid(x) * 1.5).mean(2), r"several tensors put together \(cat\)"),
+    "pyramid, cut": (lambda x: F.relu6(pyramid(x))[..., 1:].mean(2), r"several tensors put together \(cat\)"),
+}
+
+
+@pytest.mark.parametrize("name", DISGUISED)
+def test_a_further_call_hides_nothing(name):
+    pool, message = DISGUISED[name]
+    with pytest.raises(ValueError, match=f"it averages .*{message}"):
+        Backbone(seeded(lambda: Net(pool)))(images(4))
+
+
+class Folded(Net):
+    """Frames or views (batch, view, 3, height, width) in one batch, and what is made of their features."""
+
+    def __init__(self, join: Callable[[Tensor, int], Tensor]) -> None:
+        super().__init__()
+        self.join = join
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.join(self.features(x.flatten(0, 1)), x.shape[1]))
+
+
+FOLDED: dict[str, tuple[Callable[[Tensor, int], Tensor], str]] = {
+    "a bend": (lambda x, n: F.elu(x.mean((2, 3))).view(-1, n, 24).mean(1), r"an average already \(mean\)"),
+    "unit vectors": (lambda x, n: F.normalize(x.mean((2, 3))).view(-1, n, 24).mean(1), r"an average already \(mean\)"),
+    "maxima": (lambda x, n: x.amax((2, 3)).view(-1, n, 24).mean(1), r"such as the largest \(amax\)"),
+    "power means": (
+        lambda x, n: x.clamp(1e-6).pow(3).mean((2, 3)).pow(1 / 3).view(-1, n, 24).mean(1),
+        r"an average already \(mean\)",
+    ),
+    "all at once": (
+        lambda x, n: x.view(-1, n, *x.shape[1:]).transpose(1, 2).mean((2, 3, 4)),
+        r"several pictures for each image \(",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FOLDED)
+def test_views_folded_into_the_batch_are_no_positions(name):
+    join, message = FOLDED[name]
+    with pytest.raises(ValueError, match=f"it averages .*{message}"):
+        Backbone(seeded(lambda: Folded(join)))(images(4, 2, 3, 31, 31))
+
+
+def test_groups_of_channels_are_no_positions():
+    """They are averaged as positions are, position by position: the map is what comes out."""
+
+    class Groups(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.wide = nn.Conv2d(24, 96, 1)
+
+        def map(self, x: Tensor) -> Tensor:
+            return self.wide(self.features(x)).unflatten(1, (24, 4)).mean(2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.map(x).mean((2, 3)))
+
+    model = seeded(Groups)
+    _, activations = assert_read(model, images(4, 3, 31, 31))
+    with torch.no_grad():
+        assert_statistics_of(activations, model.map(images(4, 3, 31, 31)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_one_token_left_out_of_many_is_seen(dtype):
+    class AllButOne(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.features(x).flatten(2)
+            return self.head((x.sum(2) - x[..., 0]) / (x.shape[2] - 1))
+
+    model = seeded(AllButOne).to(dtype)
+    with pytest.raises(ValueError, match=r"cannot find the last map|do not give the model's logits"):
+        Backbone(model)(images(2, 3, 121, 121).to(dtype))  # 900 positions
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,10 @@ def test_the_map_is_the_patches_that_enter_the_last_block(settings, patches):
 
 
 def test_a_norm_after_the_token_is_taken():
+    for settings in ({"first": 2, "read": 4}, {"first": 0, "read": 1}):  # a patch is what the head reads
+        with pytest.raises(ValueError, match="patches cannot be told from its class token"):
+            Backbone(TinyViT(**settings), tokens="class")(images())
+
     class Late(TinyViT):
         def forward(self, x: Tensor) -> Tensor:
             return self.head(self.norm(self.blocks[-1](self.entering(x))[:, 0]).tanh())

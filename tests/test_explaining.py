@@ -315,6 +315,19 @@ def test_a_list_of_patches_is_the_grid_that_it_is() -> None:
     ]
 
 
+def test_a_list_that_holds_more_than_patches_is_no_grid() -> None:
+    """16 patches and 9 other tokens make 25 = 5 x 5, but no 5 patches fill 12 pixels."""
+
+    class Prefixed(Tokens):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            tokens = self.patches(images).relu().flatten(2).transpose(1, 2)
+            tokens = self.mark(torch.cat([tokens[:, :9] * 2, tokens], 1) + 0.1 * tokens.mean(1, keepdim=True))
+            return self.head(tokens.mean(1))
+
+    with pytest.raises(ValueError, match="a list of tokens that fill no grid"):
+        davis.explain(davis.Detector(Prefixed(listed=True).eval(), "max + energy"), torch.randn(3, 12, 12))
+
+
 def test_only_detectors_are_explained() -> None:
     with pytest.raises(TypeError, match=r"explain takes a davis\.Detector; a MapNet was given"):
         davis.explain(models.map_net(), map_of())

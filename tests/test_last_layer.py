@@ -236,6 +236,7 @@ def test_a_linear_layer_in_front_of_the_average_is_the_head(kind: str) -> None:
     assert backbone.classifier.channels == CHANNELS
 
 
+@pytest.mark.filterwarnings("ignore:the output of ClassMaps is the average of its last map")
 def test_class_maps_that_are_bent_are_the_features(tmp_path: Path) -> None:
     """As in SqueezeNet: the head that changes nothing stands behind them."""
     model = ClassMaps("relu")
@@ -253,3 +254,21 @@ def test_class_maps_that_are_bent_are_the_features(tmp_path: Path) -> None:
 def test_class_maps_before_a_softmax_are_refused() -> None:
     with pytest.raises(ValueError, match="something follows 'head'"):
         Backbone(ClassMaps("softmax"))(images())
+
+
+def test_features_that_may_pass_for_logits_are_said() -> None:
+    with pytest.warns(UserWarning, match="wrong if they are features of a model without its classifier"):
+        Backbone(ClassMaps("relu"))(images())
+    model = ClassMaps("relu")
+    model.num_classes = 0  # type: ignore[assignment]
+    with pytest.raises(ValueError, match=r"made without a classifier \(num_classes=0\)"):
+        Backbone(model)(images())
+
+
+def test_averaged_probabilities_are_refused() -> None:
+    class Probabilities(ClassMaps):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.body(x).relu()).softmax(1).mean((2, 3))
+
+    with pytest.raises(ValueError, match="returns probabilities, not logits"):
+        Backbone(Probabilities("convolution"))(images())

@@ -24,7 +24,7 @@ def discover_class_token(model: nn.Module, images: Images) -> Adapter:
     head, last, joint = find_last_layer(model, traces, logits)
     states, token = _token_read(trace, last)
     block = _block_output(trace, states[-1], last)
-    start, stop = _patches(trace, states[0])
+    start, stop = _patches(trace, states[0], token)
     entering = _last_that_reach(trace, [state for state in states if state < block], last, start, stop)
     cut = Call(patches, (Ref(entering), start, stop), {})
     spread = Call(repeated, (Ref(ENTRY), token + 1), {})
@@ -89,13 +89,13 @@ def _block_output(trace: Trace, read: int, last: int) -> int:
     return next(node for node in trace.narrows(last) if layer < node <= read and _shape(trace, node) == shape)
 
 
-def _patches(trace: Trace, first: int) -> tuple[int, int]:
+def _patches(trace: Trace, first: int, token: int) -> tuple[int, int]:
     """From which to which the tokens are patches: before the first block only they depend on the image."""
     value = trace.nodes[first].value
     if value is None:
         raise TracingError("its tokens are gone once it has run")
     found = (value[1:] - value[:1]).abs().amax((0, 2)).nonzero().flatten().tolist()
-    if not found or len(found) == value.shape[1] or found != list(range(found[0], found[-1] + 1)):
+    if not found or token in found or found != list(range(found[0], found[-1] + 1)):
         raise TracingError("its patches cannot be told from its class token where they are put together")
     return found[0], found[-1] + 1
 

@@ -15,11 +15,12 @@ from torch import Tensor, nn
 
 from davis.last_layer import LINEAR_CALLS, RESHAPING, find_last_layer, owner_of
 from davis.tracing import ADVICE, BATCHES, ENTRY, Call, Node, PerImage, Ref, Replay, Trace, TracingError, substitute
-from davis.types import Images, Logits
+from davis.types import Images, Logits, double
 
-JOINED = {"stack", "cat", "concat", "concatenate", "hstack", "vstack", "dstack", "column_stack"}
-RANKED = {"topk", "sort", "kthvalue", "msort"}
-PLAIN_STEPS = {"relu", "relu_", "gelu", "silu", "hardswish", "tanh", "sigmoid", "layer_norm", "batch_norm", "dropout"}
+JOINED = {"stack", "cat", "concat", "concatenate", "hstack", "vstack", "dstack", "column_stack", "__setitem__"}
+RANKED = {"topk", "sort", "kthvalue", "msort", "gather", "take_along_dim"}
+EXTREME = {"amax", "amin", "max", "min", "median", "nanmedian", "quantile", "logsumexp"}
+ACROSS = ("conv", "pool", "attention", "interpolate", "upsample", "lstm", "gru", "rnn", "matmul", "mm", "einsum", "fft")
 PICKING = {"__getitem__", "select", "index_select", "narrow", "unbind", "split", "chunk", "take_along_dim", "gather"}
 ONE_TOKEN = "one position that it picks from many, such as a class token"
 IDENTITY = "(identity)"
@@ -73,7 +74,7 @@ def discover(model: nn.Module, images: Images) -> Adapter:
         if (adapter := _averaged_logits(model, traces, logits)) is not None:
             return adapter
         raise
-    pooling = _find_pooling(traces, last)
+    pooling = _find_pooling(model, traces, last)
     tap, source = find_tap(trace, pooling.map)
     after = _after(model, traces, source, pooling)
     return Adapter(tap, head, after, _neck(model, traces, pooling.pooled, last), joint)
@@ -88,7 +89,7 @@ def _averaged_logits(model: nn.Module, traces: tuple[Trace, Trace], logits: Logi
     trace = traces[0]
     end = trace.ref(logits).index
     try:
-        pooling = _find_pooling(traces, end)
+        pooling = _find_pooling(model, traces, end)
         if _neck(model, traces, pooling.pooled, end) is not None or _ndim(trace, _origin(trace, pooling.map)) < 3:
             return None
     except TracingError:
@@ -134,7 +135,7 @@ class _Pooling:
     channel_axis: int
 
 
-def _find_pooling(traces: tuple[Trace, Trace], last: int) -> _Pooling:
+def _find_pooling(model: nn.Module, traces: tuple[Trace, Trace], last: int) -> _Pooling:
     """The last map that is averaged on the way to the last layer, and its average."""
     trace = traces[0]
     path, narrow = trace.ancestors(last), trace.narrows(last)
@@ -143,13 +144,28 @@ def _find_pooling(traces: tuple[Trace, Trace], last: int) -> _Pooling:
         # The first place that holds the average: a later one may only look the same on noise.
         for pooled in (node for node in narrow if node > index):
             axis = _averaged_axis(traces, index, pooled)
-            if axis is None:
+            if axis is None or not _weighs_all(model, traces, index, pooled, axis):
                 continue
             reason = _no_map(trace, index, axis)
             if reason is None:
                 return _widest(traces, _Pooling(index, pooled, axis), narrow)
             reasons.append(reason)
     raise TracingError(f"before its last layer it averages {reasons[0]}{ADVICE}" if reasons else _why_not(trace, path))
+
+
+def _weighs_all(model: nn.Module, traces: tuple[Trace, Trace], index: int, pooled: int, axis: int) -> bool:
+    """Whether the recorded calls take the average of anything: in a half, one token left out of many is not seen."""
+    value = traces[0].nodes[index].value
+    if value is None:
+        return True
+    generator = torch.Generator("cpu").manual_seed(0)
+    probe = double(torch.randn(value.shape, generator=generator, device="cpu").to(value.device))
+    try:
+        average = Replay(model, traces, index, pooled)(probe).flatten(1)
+    except (TracingError, RuntimeError):  # it cannot be repeated alone; what it gave on noise must do
+        return True
+    wanted = _mean(probe, axis)
+    return bool((average - wanted).abs().max() <= 1e-5 * wanted.abs().max())
 
 
 def _widest(traces: tuple[Trace, Trace], best: _Pooling, narrow: list[int]) -> _Pooling:
@@ -178,29 +194,54 @@ def _no_map(trace: Trace, index: int, channel_axis: int) -> str | None:
     value = trace.nodes[index].value
     if value is None:
         return None
-    if value.shape[1:].numel() == value.shape[channel_axis]:  # one position: nothing to tell apart
+    channels = value.shape[channel_axis]
+    if value.shape[1:].numel() == channels:  # one position: nothing to tell apart
         return ONE_TOKEN if _is_picked(trace, trace.nodes[_origin(trace, index)]) else None
     spread = value.movedim(channel_axis, 1).flatten(2)
     if bool((spread == spread[..., :1]).all()) and not bool((spread == spread[:1]).all()):  # else a network is dead
         return "one value that is repeated"
     origin = trace.nodes[_origin(trace, index)]
-    if origin.name in RANKED:
-        return f"the largest values of a map ({origin.name})"
-    if origin.name in JOINED and not _joins_channels(trace, origin, value.shape[channel_axis]):
-        return f"several tensors put together ({origin.name}), not the positions of one map"
-    if _is_averaging(origin) and _ndim(trace, origin.index) == 2:
-        return f"what is an average already ({origin.name}), such as that of a frame or a view"
+    made, name = origin.value, origin.name.strip("_")
+    if origin.name in RANKED or (name in EXTREME and _is_smaller(trace, origin)):
+        return f"chosen values of a map, such as the largest ({name})"
+    if origin.name in JOINED and not _joins_channels(trace, origin, channels):
+        return f"several tensors put together ({name}), not the positions of one map"
+    if made is None:
+        return None
+    if made.shape[1:].numel() == channels and (_is_averaging(origin) or "pool" in name):
+        return f"what is an average already ({name}), such as that of a frame or a view"
+    if len(made) != trace.batch and made.ndim > 3:
+        return f"several pictures for each image ({name}), such as frames or views"
+    maker = trace.nodes[_origin(trace, index, linear=False)]
+    sizes = () if maker.value is None else maker.value.shape[1:]
+    if channels not in sizes and any(size > channels and size % channels == 0 for size in sizes):
+        return f"groups of the channels that there were ({maker.name}), such as those of several experts"
     return None
 
 
-def _origin(trace: Trace, index: int) -> int:
-    """The node that put the values together, behind calls that move them or change each by itself."""
-    while (node := trace.nodes[index]).name in RESHAPING | PLAIN_STEPS:
-        read = [parent for parent in node.parents if trace.nodes[parent].live]
-        if len(read) != 1:
+def _origin(trace: Trace, index: int, *, linear: bool = True) -> int:
+    """The node that put the values together, behind calls that move them, pick some, or change each by itself."""
+    while len(read := [parent for parent in trace.nodes[index].parents if trace.nodes[parent].live]) == 1:
+        node = trace.nodes[index]
+        if not _keeps_positions(node, trace.nodes[read[0]]) or (node.name == "linear" and not linear):
             break
         index = read[0]
     return index
+
+
+def _keeps_positions(node: Node, read: Node) -> bool:
+    """Whether what is at a place comes from one place of what was read."""
+    if node.name in RESHAPING | {"linear", "__getitem__", "select", "narrow", "index_select"}:
+        return True
+    if node.name in JOINED | RANKED or any(part in node.name for part in ACROSS):
+        return False
+    return node.value is not None and read.value is not None and node.value.shape == read.value.shape
+
+
+def _is_smaller(trace: Trace, node: Node) -> bool:
+    """Whether a node has less than what it was made from: of two tensors a maximum takes away nothing."""
+    read = [trace.nodes[parent].value for parent in node.parents if trace.nodes[parent].live]
+    return node.value is not None and any(value is not None and value.numel() > node.value.numel() for value in read)
 
 
 def _is_picked(trace: Trace, node: Node) -> bool:
@@ -216,6 +257,8 @@ def _joins_channels(trace: Trace, node: Node, channels: int) -> bool:
     if node.value is None or node.name == "stack" or any(part is None for part in parts):
         return False
     shapes = [part.shape for part in parts if part is not None]
+    if any(len(shape) != node.value.ndim for shape in shapes):
+        return False
     along = [axis for axis in range(node.value.ndim) if any(shape[axis] != node.value.shape[axis] for shape in shapes)]
     return len(along) == 1 and node.value.shape[along[0]] == channels
 
@@ -240,7 +283,7 @@ def _axes(trace: Trace, index: int, pooled: int) -> list[int]:
     if max(index, pooled) >= len(trace.nodes):
         return []
     values, average = trace.nodes[index].value, trace.nodes[pooled].value
-    if values is None or average is None or values.ndim < 3 or average.ndim < 2:
+    if values is None or average is None or values.ndim < 3 or average.ndim < 2 or not values.is_floating_point():
         return []
     if not len(values) == len(average) == trace.batch:  # else of windows, frames or crops that make up an image
         return []

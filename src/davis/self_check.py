@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 from torch import Tensor, nn
 
-from davis.discovery import Adapter, logits_of
+from davis.discovery import IDENTITY, Adapter, logits_of
 from davis.types import Classifier, Features, Images, Logits, Map
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}  # of the largest logit; half precision: 5e-2
@@ -63,8 +65,12 @@ def check_model(model: nn.Module, adapter: Adapter, images: Images, logits: Logi
     """What is asked of a model itself, once for each shape of images."""
     check_varies(model, adapter, images, logits)
     check_alone(model, adapter, images, logits)
-    if not Classifier(adapter.layer(model)).is_linear:  # a linear head that leads to the logits says that they are some
+    if (
+        adapter.head == IDENTITY or not Classifier(adapter.layer(model)).is_linear
+    ):  # one that is says that they are some
         check_no_probabilities(model, logits)
+    if adapter.head == IDENTITY:
+        check_classes(model, logits)
 
 
 def check_alone(model: nn.Module, adapter: Adapter, images: Images, logits: Logits) -> None:
@@ -102,6 +108,18 @@ def check_no_probabilities(model: nn.Module, logits: Logits) -> None:
             f"{type(model).__name__} returns {kind}, not logits; let it return what its last linear layer gives, "
             "or name that layer as head="
         )
+
+
+def check_classes(model: nn.Module, logits: Logits) -> None:
+    """Refuse a model made without a classifier where it says so, else warn: its features would pass for logits."""
+    name = type(model).__name__
+    if getattr(model, "num_classes", None) == 0:
+        raise ValueError(f"{name} was made without a classifier (num_classes=0); its output are features, not logits")
+    warnings.warn(
+        f"the output of {name} is the average of its last map, with no layer behind it: right if its {logits.shape[1]} "
+        "outputs are classes, wrong if they are features of a model without its classifier",
+        stacklevel=2,
+    )
 
 
 def check_varies(model: nn.Module, adapter: Adapter, images: Images, logits: Logits) -> None:

@@ -83,8 +83,8 @@ def _folded(activation_map: Map, pixels: Tensor) -> Map:
         return activation_map
     (height, width), count = pixels.shape[2:], activation_map.shape[2]
     rows = round((count * height / width) ** 0.5)
-    if rows == 0 or count % rows or rows * width != count // rows * height:
-        return activation_map
+    if rows == 0 or count % rows or rows * width != count // rows * height or height % rows:
+        return activation_map  # of patches there is a whole number of pixels; with other tokens among them seldom
     return activation_map.reshape(*activation_map.shape[:2], rows, count // rows)
 
 
