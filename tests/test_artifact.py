@@ -174,3 +174,29 @@ def test_other_files_in_the_folder_stay(saved: Path) -> None:
     (saved / "README.md").write_text("mine")
     davis.save(davis.Detector(models.small_net(), "knn(k=5)").fit(FIT), saved)
     assert (saved / "README.md").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("spec", "mean + knn(k=3)"), ("spec", "max + knn(k=4)"), ("preprocessing", {"mean": [0.1, 0.1, 0.1]})],
+)
+def test_a_changed_text_that_fits_is_refused(tmp_path: Path, field: str, value: object) -> None:
+    """The tensors are those of the other detector too, and its threshold is not."""
+    detector = davis.Detector(models.small_net(), "max + knn(k=3)").fit([models.photos(40, 1)])
+    detector.preprocessing = davis.data.Preprocessing(size=12)
+    text = davis.save(detector.calibrate([models.photos(30, 2)], tpr=0.9), tmp_path) / "detector.json"
+    record = json.loads(text.read_text())
+    record[field] = record[field] | value if isinstance(value, dict) else value
+    text.write_text(json.dumps(record))
+    with pytest.raises(ValueError, match="was changed after it was saved"):
+        davis.load(tmp_path, models.small_net())
+
+
+@pytest.mark.parametrize("name", ["detector.json", "detector.json.next", "detector.safetensors"])
+def test_files_of_somebody_else_are_kept(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("precious")
+    detector = davis.Detector(models.small_net(), "energy")
+    detector.backbone.probe((3, 12, 12))
+    with pytest.raises(ValueError, match="choose another folder"):
+        davis.save(detector, tmp_path)
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [(name, "precious")]

@@ -26,6 +26,8 @@ _CALIBRATION, _COUNTS, _HASHES = "calibration.scores", "fit.class_counts", "fit.
 _NOISE = "backbone.noise"  # the mean features of the noise that Backbone.probe looks at
 _SAME = 0.1  # of their norm: other precisions and machines stay well within it
 _NEXT = ".next"  # a file that is written but not yet in place
+_SIGNED = ("spec", "preprocessing", "backbone", "head_sha256")  # what the scores of the calibration depend on
+_SIGNATURE = "detector_sha256"  # of these, kept beside the tensors
 
 _FIELDS: dict[str, tuple[type, ...]] = {
     "format": (int,),
@@ -48,8 +50,7 @@ def save(detector: Detector, folder: str | os.PathLike[str]) -> Path:
     if detector.backbone.image_shape is None:
         raise ValueError("the detector has not seen an image yet; call it once, so that the classifier is checked")
     path = Path(folder)
-    if path.is_file():
-        raise ValueError(f"{path} is a file; a detector is saved into a folder")
+    check_place(path)
     path.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in _tensors(detector).items()}
     record = {
@@ -66,6 +67,25 @@ def save(detector: Detector, folder: str | os.PathLike[str]) -> Path:
     return path
 
 
+def check_place(path: Path) -> None:
+    """Refuse to save over what davis did not write."""
+    if path.is_file():
+        raise ValueError(f"{path} is a file; a detector is saved into a folder")
+    for file in (path / JSON, path / (JSON + _NEXT)):
+        if file.exists() and not _looks_own(file):
+            raise ValueError(f"{file} is no detector that davis saved; choose another folder")
+    if (path / TENSORS).exists() and not any((path / name).exists() for name in (JSON, JSON + _NEXT)):
+        raise ValueError(f"{path / TENSORS} stands there without its {JSON}; choose another folder")
+
+
+def _looks_own(file: Path) -> bool:
+    try:
+        record = json.loads(file.read_bytes())
+    except (ValueError, RecursionError, OSError):
+        return False
+    return isinstance(record, dict) and {"format", "spec", "tensors_sha256"} <= record.keys()
+
+
 def recalibrate(folder: str | os.PathLike[str], calibration: Calibration) -> None:
     """Give a saved detector another calibration, from scores of its own; needs no model."""
     path = Path(folder)
@@ -76,7 +96,7 @@ def recalibrate(folder: str | os.PathLike[str], calibration: Calibration) -> Non
 
 
 def _write_both(path: Path, record: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    packed = safetensors.torch.save(tensors)
+    packed = safetensors.torch.save(tensors, metadata={_SIGNATURE: _signature(record)})
     described = {name: [str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in sorted(tensors.items())}
     record = record | {"tensors": described, "tensors_sha256": hashlib.sha256(packed).hexdigest()}
     text = json.dumps(record, indent=2, allow_nan=False) + "\n"
@@ -163,10 +183,22 @@ def _verified(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return record, tensors
 
 
+def _signature(record: dict[str, Any]) -> str:
+    signed = {name: record[name] for name in _SIGNED}
+    return hashlib.sha256(json.dumps(signed, sort_keys=True).encode()).hexdigest()
+
+
 def _check_digest(packed: bytes, record: dict[str, Any], path: Path) -> None:
     if hashlib.sha256(packed).hexdigest() != record["tensors_sha256"]:
         raise ValueError(
             f"{path / TENSORS} was changed after it was saved (its sha256 differs); save the detector anew"
+        )
+    length = int.from_bytes(packed[:8], "little")
+    metadata = json.loads(packed[8 : 8 + length]).get("__metadata__", {})  # none where an earlier version saved it
+    if metadata.get(_SIGNATURE, _signature(record)) != _signature(record):
+        raise ValueError(
+            f"{path / JSON} was changed after it was saved: its {', '.join(_SIGNED[:-1])} are not those that its "
+            "calibration was made with; save the detector anew"
         )
 
 

@@ -193,7 +193,7 @@ def fit(
     """Fit a detector to a model on a folder of images, set its threshold and save it."""
     from torch import arange
 
-    from davis.artifact import save
+    from davis.artifact import check_place, save
     from davis.calibrate import calibrate
     from davis.data import Images, image_files, shuffled, split
     from davis.detector import Detector
@@ -215,8 +215,7 @@ def fit(
         raise ValueError(f"{error}; --holdout-share or --holdout gives more") from None
     if weights == "none":
         note("random weights are not saved: a detector fitted on them can be inspected, not used again")
-    if out.is_file():
-        raise ValueError(f"{out} is a file; a detector is saved into a folder")
+    check_place(out)
     means, stds = numbers_of("mean", mean), numbers_of("std", std)
     backbone = open_backbone(model, weights, num_classes, device, tap, head, tokens)
     preprocessing = prepare(model, backbone, size=size, resize=resize, mean=means, std=stds)
