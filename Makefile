@@ -18,7 +18,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(STAMP) $(PHOTOS)  ## see it work on real photographs: writes demo.html
+demo: $(STAMP) $(PHOTOS)  ## see it work on photographs: writes demo.html
 	$(BIN)/davis demo
 
 check: $(STAMP)  ## format, lint, types, layers and the quick tests
