@@ -32,6 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
 from davis.catalog import inventory  # noqa: E402 (the tree need not be installed)
+from davis.training import figure  # noqa: E402
 from davis.training.files import read_log  # noqa: E402
 from davis.training.jobs import Job, command_of, with_act  # noqa: E402
 from davis.training.recipe import Recipe  # noqa: E402
@@ -475,6 +476,7 @@ def keep(folder: Path, tables: Path) -> None:
     place.mkdir(parents=True, exist_ok=True)
     for name in ("card.json", "log.jsonl", "bench/results.json"):
         shutil.copy(folder / name, place / Path(name).name)
+    figure.draw(read_log(folder), folder.name, place / "curves.svg")  # matplotlib is not where it was trained
 
 
 def verdict(file: Path) -> str:

@@ -27,8 +27,8 @@ ROWS = (
     "davis(gamma=3) + dice + energy",
 )
 
-# FPR95 of DICE, DAVIS(m)+DICE and DAVIS(mu,sigma)+DICE as the paper's table of activation functions prints their averages
-# over its six far sets.
+# FPR95 of DICE, DAVIS(m)+DICE and DAVIS(mu,sigma)+DICE: the averages that the paper's table of activation functions
+# prints, over its six far sets.
 PAPER_ACTIVATIONS = {
     ("cifar10", "relu"): (30.92, 10.46, 13.49),
     ("cifar10", "silu"): (19.39, 10.70, 11.71),
@@ -51,8 +51,8 @@ are not the paper's: `svhn` is cropped from full frames, `dtd10` is not Textures
 
 The last epoch's network, not the best one on the test set.
 
-| network | CIFAR | accuracy here | the paper's | difference | minutes on the card | seed |
-|---|---|---|---|---|---|---|"""
+| network | CIFAR | accuracy here | the paper's | difference | minutes on the card | seed | |
+|---|---|---|---|---|---|---|---|"""
 
 
 def main() -> None:
@@ -64,8 +64,11 @@ def main() -> None:
         card: dict[str, Any] = json.loads((job.folder / "card.json").read_text(encoding="utf-8"))
         accuracy, paper = 100 * card["accuracy"], paper_accuracy(job)
         beside = "| |" if paper is None else f"{paper:.2f} | {accuracy - paper:+.2f} |"
+        curves = f"[curves](../benchmarks/trained/{job.recipe.name}/curves.svg)"
         dataset, minutes = TITLES[job.recipe.dataset], card["seconds"] / 60
-        print(f"| {job.recipe.arch} | {dataset} | {accuracy:.2f} | {beside} {minutes:.1f} | {job.recipe.seed} |")
+        print(
+            f"| {job.recipe.arch} | {dataset} | {accuracy:.2f} | {beside} {minutes:.1f} | {job.recipe.seed} | {curves} |"
+        )
     missing = [job.recipe.name for job in everything if job not in done]
     if missing:
         print(f"\nNot trained yet: {', '.join(missing)}.")
@@ -93,8 +96,8 @@ def pooling(runs: dict[str, Results]) -> Iterator[str]:
 
 def activations(runs: dict[str, Results]) -> Iterator[str]:
     """Does DAVIS help where activations are not sparse? A row for each ResNet-18."""
-    yield "The paper finds that baselines such as DICE fail with SiLU, GELU and Tanh, and that DAVIS makes up for it. FPR95 with"
-    yield "DICE, averaged over far sets, ours not being the paper's; the paper's own averages in brackets."
+    yield "The paper finds that baselines such as DICE fail with SiLU, GELU and Tanh, and that DAVIS makes up for it."
+    yield "FPR95 with DICE, averaged over far sets, ours not being the paper's; the paper's own averages in brackets."
     open_ones = 0
     yield "\n| CIFAR | activation | `mean + dice` | `max + dice` | `davis(gamma=3) + dice` |\n|---|---|---|---|---|"
     for (dataset, act), printed in PAPER_ACTIVATIONS.items():
