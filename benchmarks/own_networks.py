@@ -66,9 +66,8 @@ def main() -> None:
         beside = "| |" if paper is None else f"{paper:.2f} | {accuracy - paper:+.2f} |"
         curves = f"[curves](../benchmarks/trained/{job.recipe.name}/curves.svg)"
         dataset, minutes = TITLES[job.recipe.dataset], card["seconds"] / 60
-        print(
-            f"| {job.recipe.arch} | {dataset} | {accuracy:.2f} | {beside} {minutes:.1f} | {job.recipe.seed} | {curves} |"
-        )
+        start = f"| {job.recipe.arch} | {dataset} | {accuracy:.2f} | {beside}"
+        print(f"{start} {minutes:.1f} | {job.recipe.seed} | {curves} |")
     missing = [job.recipe.name for job in everything if job not in done]
     if missing:
         print(f"\nNot trained yet: {', '.join(missing)}.")
