@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 
+import models
 import pytest
 import torch
 from torch import Tensor, nn
@@ -198,3 +199,16 @@ def test_a_map_of_one_position_is_said_once():
         backbone(images())
         backbone(torch.randn(2, 3, 9, 9))
         Backbone(net())(images())
+
+
+def test_a_model_that_draws_at_random_is_told_from_one_that_looks_around() -> None:
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = models.small_net()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.net(x + torch.randn_like(x))
+
+    with pytest.raises(ValueError, match="gives the same image other logits each time"):
+        Backbone(Noisy().eval())(models.photos(4))

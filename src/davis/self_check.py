@@ -89,6 +89,13 @@ def check_alone(model: nn.Module, adapter: Adapter, images: Images, logits: Logi
     # A batch of another size may run in other kernels, and in TF32: far less than what company does.
     allowed = 20 * _allowed(Classifier(adapter.layer(model)), logits, logits.dtype)
     if difference > allowed:
+        with torch.no_grad():
+            again = [logits_of(model(images[:1].clone())).detach() for _ in range(2)]
+        if not torch.equal(*again):
+            raise ValueError(
+                f"{type(model).__name__} gives the same image other logits each time (up to "
+                f"{float((again[0] - again[1]).abs().max()):.3g} apart): something in it draws at random in eval mode"
+            )
         raise ValueError(
             f"{type(model).__name__} judges an image by the others in its batch: its logits alone are up to "
             f"{difference:.3g} from those in company; give its norm layers statistics of their own (eval mode, "
