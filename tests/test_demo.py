@@ -24,7 +24,7 @@ from davis.calibrate import calibrate
 from davis.data import Preprocessing
 from davis.demo import photographs
 from davis.demo.gallery import Exhibit, judge
-from davis.demo.page import is_page, sections, tally, write_page
+from davis.demo.page import is_page, leads, sections, tally, write_page
 from davis.demo.photographs import Photograph, find_photographs, missing, your_photographs
 from davis.demo.shipped import SPECS, class_names, folder_of, load_shipped
 
@@ -125,6 +125,61 @@ def exhibits(small: dict[str, davis.Detector]) -> list[Exhibit]:
     return [judge(photograph, file, small) for photograph, file in find_photographs()]
 
 
+def judged(one: Exhibit, name: str, shows: str, *, mean: bool, largest: bool) -> Exhibit:
+    """An exhibit of that name with these verdicts: whether each pooling accepts it."""
+    photograph = one.photograph._replace(name=name, what=name, shows=shows, label=None)
+    found = one.explanations["max"]
+    verdicts = {"max": replace(found, is_ood=not largest), "mean": replace(found, is_ood=not mean)}
+    return Exhibit(photograph, "jeep", 0.5, verdicts)
+
+
+class TestLeads:
+    def test_the_plainest_of_each_kind(self, exhibits: list[Exhibit]) -> None:
+        made = [
+            judged(exhibits[0], f"{shows} {mean:d}{largest:d}", shows, mean=mean, largest=largest)
+            for shows in ("yours", "between", "known", "unknown")
+            for mean in (False, True)
+            for largest in (False, True)
+        ]
+        assert [each.photograph.name for each in leads(made)] == ["known 11", "unknown 10"]
+        wrong = replace(made[11], photograph=made[11].photograph._replace(label="yurt", name="misnamed"))
+        assert [each.photograph.name for each in leads([wrong, *made])] == ["known 11", "unknown 10"]
+
+    @pytest.mark.parametrize(
+        ("mean", "largest", "said"),
+        [
+            (True, True, "accepted with either pooling"),
+            (False, False, "refused with either pooling"),
+            (True, False, "accepted with mean pooling, refused with max"),
+            (False, True, "refused with mean pooling, accepted with max"),
+        ],
+    )
+    @pytest.mark.parametrize("shows", ["yours", "known", "between", "unknown"])
+    def test_one_picture_alone(
+        self,
+        exhibits: list[Exhibit],
+        small: dict[str, davis.Detector],
+        tmp_path: Path,
+        shows: str,
+        mean: bool,
+        largest: bool,
+        said: str,
+    ) -> None:
+        one = judged(exhibits[0], "a hat", shows, mean=mean, largest=largest)
+        assert leads([one]) == [one]
+        text = write_page([one], small, tmp_path / "demo.html").read_text(encoding="utf-8")
+        (caption,) = re.findall(r"<figcaption>(.*?)</figcaption>", text, re.DOTALL)
+        assert " ".join(re.sub("<.*?>", "", caption).split()) == f"A hat. The network says jeep: {said}."
+
+    def test_no_picture(self, small: dict[str, davis.Detector]) -> None:
+        assert leads([]) == []
+
+    @pytest.mark.parametrize("absent", ["chelsea", "brick"])
+    def test_without_one_of_them(self, exhibits: list[Exhibit], absent: str) -> None:
+        some = [each for each in exhibits if each.photograph.name != absent]
+        assert [each.accepted("max") for each in leads(some)] == [True, False]
+
+
 class TestPage:
     def test_verdicts(self, exhibits: list[Exhibit], small: dict[str, davis.Detector]) -> None:
         for exhibit in exhibits:
@@ -148,7 +203,15 @@ class TestPage:
         text = write_page(exhibits, small, tmp_path / "new" / "demo.html").read_text(encoding="utf-8")
         assert not re.findall(r"(?:src|href)=\"(?!data:|#)", text)  # nothing is fetched from elsewhere
         assert text.count("<article") == len(exhibits)
-        assert text.count("data:image/jpeg;base64,") == 2 * len(exhibits)
+        assert text.count("data:image/jpeg;base64,") == 2 * len(exhibits) + text.count("<figure")
+        assert [text.count(f"<{tag}") for tag in ("figure", "table", 'details class="note">')] == [2, 1, 1]
+        top, _ = text.split("<details", 1)
+        assert "1,500 WebP crops of ImageNet validation" in top  # said without a click
+        assert re.findall(r"<dt><code>(.*?)</code>", text) == [
+            "davis demo PHOTO...",
+            "davis score PHOTO...",
+            'davis fit MODEL "max + energy" --data YOUR_IMAGES/ --out detector/',
+        ]
         calibrations = text.count("<small>against 1,500 WebP crops of ImageNet validation")
         assert text.count("· p ") == calibrations == 2 * len(exhibits)
         assert "<script" not in text
@@ -175,9 +238,10 @@ class TestPage:
     ) -> None:
         text = write_page(exhibits[:1], small, tmp_path / "demo.html").read_text(encoding="utf-8")
         panels = [Image.open(BytesIO(b64decode(each))) for each in re.findall(r"base64,([^\"]+)", text)]
-        wanted = {pool: np.asarray(found.draw(), float) for pool, found in exhibits[0].explanations.items()}
-        assert np.abs(np.asarray(panels[1], float) - wanted["max"]).mean() < 6  # what JPEG loses
-        assert np.abs(np.asarray(panels[1], float) - wanted["mean"]).mean() > 10
+        wanted = {pool: np.asarray(found.draw(channels=3), float) for pool, found in exhibits[0].explanations.items()}
+        drawn = np.asarray(panels[-1], float)
+        assert np.abs(drawn - wanted["max"]).mean() < 6  # what JPEG loses
+        assert np.abs(drawn - wanted["mean"]).mean() > 10
 
     def test_an_accepted_answer_may_be_wrong(
         self, exhibits: list[Exhibit], small: dict[str, davis.Detector], tmp_path: Path
@@ -193,7 +257,10 @@ class TestPage:
         assert found["Known things, accepted"] == [right]
         assert found["Failures: known and accepted, but named otherwise"] == [wrong]
         text = write_page([right, wrong], small, tmp_path / "demo.html").read_text(encoding="utf-8")
-        assert "of the 2 pictures with a label, 1 is accepted under\nanother name" in text
+        assert "1 of the accepted came with another label than the network's answer" in text
+        assert "of all pictures here 2 came with one" in text
+        alone = write_page([right], small, tmp_path / "demo.html").read_text(encoding="utf-8")
+        assert "Accepted is not the same as right" not in alone
 
     def test_the_pooling_decides(self, exhibits: list[Exhibit]) -> None:
         """Where the maximum is right and the mean is not, of things known and unknown."""
@@ -216,12 +283,41 @@ class TestPage:
         assert members["Failures: accepted, and unknown"] == ["unknown False False", "unknown True False"]
         assert members["Failures: refused, though known"] == ["known False True", "known True True"]
 
+    def test_table(self, exhibits: list[Exhibit], small: dict[str, davis.Detector], tmp_path: Path) -> None:
+        text = write_page(exhibits, small, tmp_path / "demo.html").read_text(encoding="utf-8")
+        rows = re.findall(r'<tr class="(\w+)">.*?<code>(.*?)</code>.*?<td>(.*?)</td>.*?<td>(.*?)</td>', text, re.DOTALL)
+        expected = []
+        for pool in ("mean", "max"):
+            verdicts = {
+                shows: [each.accepted(pool) for each in exhibits if each.photograph.shows == shows]
+                for shows in ("known", "unknown")
+            }
+            known, unknown = verdicts["known"], verdicts["unknown"]
+            right = f"{sum(known)} of {len(known)}", f"{len(unknown) - sum(unknown)} of {len(unknown)}"
+            expected.append((pool, SPECS[pool], *right))
+        assert rows == expected
+        assert re.findall(r'<th scope="col">(.*?)</th>', text) == [
+            "pictures of the 1,000 classes: <b>accepted</b>",
+            "pictures of other things: <b>refused</b>",
+        ]
+
     def test_yours_come_first_and_count_nowhere(self, exhibits: list[Exhibit]) -> None:
         (own,) = (one for one, _ in your_photographs([Path("a/x.png")]))
         mine = Exhibit(own, "x", 0.5, exhibits[0].explanations)
         first = sections([*exhibits, mine])[0]
         assert (first.title, first.members) == ("Yours", [mine])
         assert tally([*exhibits, mine]) == tally(exhibits)
+
+    def test_many_of_yours_are_small(
+        self, exhibits: list[Exhibit], small: dict[str, davis.Detector], tmp_path: Path
+    ) -> None:
+        files = [Path(f"../album/{number}.jpg") for number in range(7)]
+        mine = [Exhibit(own, "x", 0.5, exhibits[0].explanations) for own, _ in your_photographs(files)]
+        assert [sections(mine[:count])[0].compact for count in (1, 6, 7)] == [False, False, True]
+        for count in (1, 7):  # by the file's name, the path where one points at it
+            page = write_page(mine[:count], small, tmp_path / "demo.html")
+            titles = re.findall(r'<h3 title="([^"]*)">([\w.]+)', page.read_text(encoding="utf-8"))
+            assert titles == [(str(file), file.name) for file in files[:count]]
 
     def test_text_is_escaped(self, exhibits: list[Exhibit], small: dict[str, davis.Detector], tmp_path: Path) -> None:
         strange = Photograph("<b>", "x", "known", "<script>")
@@ -357,8 +453,30 @@ class TestWhole:
         assert [row["image"] for row in json.loads(out)["images"][:2]] == [str(file) for file in files]
         page = (tmp_path / "demo.html").read_text(encoding="utf-8")
         assert re.findall(r"<h2>([^<]+?) <", page)[0] == "Yours"
-        assert all(page.count(f"<h3>{file} ") == 1 for file in files)
+        assert all(page.count(f'<h3 title="{file}">photo.png ') == 1 for file in files)
         assert torch.get_num_threads() == threads
+
+    def test_cat_and_bricks_lead(self, done: tuple[Path, dict[str, dict[str, object]]]) -> None:
+        text = done[0].read_text(encoding="utf-8")
+        said = [
+            " ".join(re.sub("<.*?>", "", each).split())
+            for each in re.findall(r"<figcaption>(.*?)</fig", text, re.DOTALL)
+        ]
+        assert said == [
+            "A cat. The network says tiger cat: accepted with either pooling.",
+            "A brick pavement. The network says maze: accepted with mean pooling, refused with max.",
+        ]
+        assert done[0].stat().st_size < 2_000_000
+
+    def test_table_on_the_terminal(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        from davis.cli import main
+
+        with pytest.raises(SystemExit) as end:
+            main(["demo", "--out", str(tmp_path / "demo.html")])
+        assert not end.value.code
+        lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.strip()}
+        assert "<= 0.0007" in lines["grass"]  # lower than all 1,500
+        assert "<=" not in lines["chelsea"]
 
     def test_your_picture_is_not_written_over(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         from davis.cli import main

@@ -15,9 +15,11 @@ from sklearn.neighbors import NearestNeighbors
 from torch import nn
 
 import davis
+from davis.calibrate import calibrate
 from davis.data import Preprocessing
 from davis.explaining import Explanation
-from davis.explaining.explanation import _answer, _caption
+from davis.explaining.drawing import FADED, LEGEND, RINGS, heated
+from davis.explaining.explanation import _answer, _caption, _p_text
 from davis.explaining.files import is_explanation, whole
 
 
@@ -86,6 +88,76 @@ def test_a_map_of_little_says_so(spec: str, whole: bool) -> None:
     )
     assert ("Beware: the heat map accounts for 0%" in _caption(found)) == (not whole)
     assert found.to_dict()["warnings"] == found.warnings
+
+
+def test_another_pooling_has_another_scale() -> None:
+    found = davis.explain(detector_of("max + energy"), map_of())
+    assert f"({found.plain:.4g} with mean pooling, on another scale)" in _caption(found)
+    assert "mean pooling" not in _caption(davis.explain(detector_of("mean + energy"), map_of()))
+
+
+def orange(picture: np.ndarray) -> np.ndarray:
+    """How far each pixel is from grey."""
+    return np.ptp(picture.astype(float), axis=2)
+
+
+@pytest.mark.parametrize(("accounted", "share"), [(1.0, 1.0), (0.96, 1.0), (0.9, 0.9), (0.4, 0.4), (0.0, 0.0)])
+def test_colours_fade_with_what_is_accounted_for(accounted: float, share: float) -> None:
+    grey, heat = np.full((8, 8, 3), 100, np.uint8), np.zeros((8, 8))
+    heat[2, 3] = 5
+    found = Explanation(
+        spec="", score=1, plain=0, silent=0, label=0, probability=0, channels=[], neighbours=[],
+        moved=np.zeros(3), places=np.array([[accounted]]), heat=heat, picture=grey,
+    )  # fmt: skip
+    full = orange(np.asarray(heated(grey, heat, [])))
+    assert full.max() > 150
+    np.testing.assert_allclose(orange(np.asarray(found.draw())), share * full, atol=1)
+
+
+@pytest.mark.parametrize(("spec", "faded"), [("max + energy", False), ("max + knn(k=5)", True)])
+def test_legend(spec: str, faded: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(
+        "davis.explaining.explanation.sheet", lambda _, text: said.append(text) or Image.new("RGB", (9, 9))
+    )
+    davis.explain(detector_of(spec), map_of()).save(tmp_path)
+    assert said == [f"{LEGEND} {RINGS}{f' {FADED}' * faded}"]
+    assert "Each map has a colour scale of its own" in LEGEND
+
+
+@pytest.mark.parametrize(
+    ("value", "held_out", "text"),
+    [
+        (1 / 1501, 1500, "<= 0.0007"),
+        (2 / 1501, 1500, "= 0.0013"),
+        (1.0, 1500, "= 1.0000"),
+        (1 / 100_001, 100_000, "<= 1e-05"),
+        (1 / 1501, 3000, "= 0.0007"),
+        (1e-9, None, "= 1e-09"),  # a fused detector's goes on below its scores
+        (None, None, None),
+    ],
+)
+def test_lowest_p_value_says_so(value: float | None, held_out: int | None, text: str | None) -> None:
+    assert _p_text(value, held_out) == text
+
+
+def test_p_value_knows_its_scores() -> None:
+    """Of thresholds by class, those of the class alone."""
+    detector = davis.Detector(models.small_net(), "max + energy")
+    image = models.photos(1)[0]
+    assert davis.explain(detector, image).held_out is None
+    label = davis.explain(detector, image).label
+    other = (label + 1) % models.CLASSES
+    scores, classes = torch.arange(1000, 1090, dtype=torch.float64), torch.tensor([other] * 30 + [label] * 60)
+    groups = [int(each == label) for each in range(models.CLASSES)]
+    detector.calibration = calibrate(scores, classes=classes, groups=groups)
+    found = davis.explain(detector, image)
+    assert (found.held_out, found.p_value, found.p_text) == (60, 1 / 61, "<= 0.0164")
+    detector.calibration = calibrate(scores)
+    found = davis.explain(detector, image)
+    assert (found.held_out, found.p_text) == (90, "<= 0.0110")
+    assert "p-value <= 0.0110" in _caption(found)
+    assert found.to_dict()["p_value"] == 1 / 91
 
 
 @pytest.mark.parametrize(
@@ -237,12 +309,27 @@ class TestPictures:
         assert found.to_dict()["verdict"] == ("OOD" if found.is_ood else "ok")
         answer = _answer(found, ["ant", "bee", "cat", "dog", "eel"])
         assert answer.startswith(f"The network says: {['ant', 'bee', 'cat', 'dog', 'eel'][found.label]}, probability")
-        assert f"below the threshold {detector.threshold:.4g}" in answer
+        assert f"the score is {'below' if found.is_ood else 'above'} the threshold {detector.threshold:.4g}" in answer
+
+    @pytest.mark.parametrize(
+        ("score", "is_ood", "said"),
+        [
+            (2.0, True, "Refused as OOD: the score is below the threshold 3"),
+            (3.0, False, "Accepted: the score is at the threshold 3"),
+            (3.5, False, "Accepted: the score is above the threshold 3"),
+        ],
+    )
+    def test_side_of_the_threshold(
+        self, detector: davis.Detector, picture: Image.Image, score: float, is_ood: bool, said: str
+    ) -> None:
+        found = davis.explain(detector, picture)
+        judged = dataclasses.replace(found, score=score, is_ood=is_ood, threshold=3.0)
+        assert _answer(judged, None).splitlines()[-1] == said
 
     def test_colours_say_the_sign(self) -> None:
         heat = np.array([[1.0, -1.0], [0.0, 0.5]])
         found = Explanation(
-            spec="", score=0, plain=0, silent=0, label=0, probability=0, channels=[], neighbours=[],
+            spec="", score=0.5, plain=0, silent=0, label=0, probability=0, channels=[], neighbours=[],
             moved=heat, places=heat, heat=heat, picture=np.full((2, 2, 3), 128, dtype=np.uint8),
         )  # fmt: skip
         drawn = np.asarray(found.draw()).astype(int)

@@ -202,8 +202,19 @@ def page(installed_demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 LOOK = """<script>addEventListener("load", () => {
   const all = (what) => [...document.querySelectorAll(what)];
   const seen = {
-    exhibits: all("article").length, images: all("img").length, circles: all("svg circle").length,
+    exhibits: all("article").length, leads: all("figure").length,
+    images: all("img").length, circles: all("svg circle").length,
     broken: all("img").filter((one) => !(one.complete && one.naturalWidth > 0)).length,
+    top: Math.max(...all("figure, table").map((one) => one.getBoundingClientRect().bottom)),
+    uneven: all(".gallery").filter((one) => {
+      // figures of cards whose tops stand at one height
+      const rows = {};
+      for (const card of one.querySelectorAll("article")) {
+        const top = (what) => Math.round(what.getBoundingClientRect().top);
+        (rows[top(card)] ??= new Set()).add(top(card.querySelector("svg, .line")));
+      }
+      return Object.values(rows).some((heights) => heights.size > 1);
+    }).length,
     titles: all("h2").map((one) => one.firstChild.textContent.trim()),
     width: innerWidth, scrolled: document.documentElement.scrollWidth,
   };
@@ -242,10 +253,13 @@ class TestDemo:
     def test_page_in_a_browser(self, page: Path, tmp_path: Path, width: int) -> None:
         seen = look(page.read_text(encoding="utf-8"), width, tmp_path)
         assert seen["exhibits"] >= 20
-        assert seen["images"] == seen["circles"] == 2 * seen["exhibits"]
+        assert seen["leads"] == 2
+        assert seen["images"] - seen["leads"] == seen["circles"] == 2 * seen["exhibits"]
         assert seen["broken"] == 0
         assert seen["scrolled"] <= seen["width"] == width
-        titles = [section.title for section in sections([])]
+        assert seen["top"] <= 800 or width < 1280  # the point on the first screen
+        assert seen["uneven"] == 0
+        titles = [*(section.title for section in sections([])), "Next"]
         assert seen["titles"] == [title for title in titles if title in seen["titles"]]
         assert {"Where the pooling decides", "Known things, accepted", "Failures: accepted, and unknown"} <= set(
             seen["titles"]

@@ -56,7 +56,7 @@ def demo(
     if as_json:
         print(json.dumps({"page": str(out), "calibration": CALIBRATION, "images": rows}))
     else:
-        table(rows)
+        table([row | {"p-value": exhibit.p_text} for row, exhibit in zip(rows, exhibits, strict=True)])
         known, unknown = tally(exhibits)
         for pool in ("mean", "max"):
             refused = unknown["count"] - unknown["accepted"][pool]

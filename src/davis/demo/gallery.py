@@ -35,6 +35,12 @@ class Exhibit:
         label = self.photograph.label
         return label is not None and self.label != label and self.accepted("max")
 
+    @property
+    def p_text(self) -> str | None:
+        """The p-value for people: the lowest that there is says that it could be lower."""
+        text = self.explanations["max"].p_text
+        return text and text.removeprefix("= ")
+
     def to_dict(self) -> dict[str, Any]:
         """One row of the table."""
         found = self.explanations["max"]

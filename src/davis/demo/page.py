@@ -19,6 +19,8 @@ from davis.detector import Detector
 from davis.explaining.files import whole
 
 _WIDTH, _HEIGHT, _BINS = 240, 44, 48
+_RINGS = 3  # of a heat map: more cannot be told apart at 224 pixels
+_MANY = 6  # pictures of yours, beyond which they are shown small
 
 _TITLE = "davis: should this answer be trusted?"
 
@@ -40,7 +42,9 @@ def write_page(exhibits: Sequence[Exhibit], detectors: Mapping[str, Detector], f
         tally=tally(exhibits),
         total=sum(exhibit.photograph.shows != "yours" for exhibit in exhibits),
         yours=sum(exhibit.photograph.shows == "yours" for exhibit in exhibits),
-        labelled=sum(exhibit.photograph.label is not None for exhibit in exhibits),
+        leads=[_led(exhibit) for exhibit in leads(exhibits)],
+        rings=_RINGS,
+        labelled=any(exhibit.photograph.label is not None for exhibit in exhibits),
         otherwise=sum(exhibit.named_otherwise for exhibit in exhibits),
         sections=[
             (section, [_shown(exhibit, plots) for exhibit in section.members])
@@ -65,11 +69,24 @@ def is_page(file: Path) -> bool:
 def tally(exhibits: Sequence[Exhibit]) -> list[dict[str, Any]]:
     """How many pictures of each kind every detector accepts."""
     rows = []
-    for shows, kind in (("known", "show one of the 1,000 classes"), ("unknown", "show none of them")):
+    for shows, kind in (("known", "pictures of the 1,000 classes"), ("unknown", "pictures of other things")):
         members = [exhibit for exhibit in exhibits if exhibit.photograph.shows == shows]
         accepted = {pool: sum(exhibit.accepted(pool) for exhibit in members) for pool in SPECS}
         rows.append({"shows": shows, "kind": kind, "count": len(members), "accepted": accepted})
     return rows
+
+
+def leads(exhibits: Sequence[Exhibit]) -> list[Exhibit]:
+    """What shows the point at a glance: a picture that is accepted and one that is refused, where there are such.
+
+    Of known things one that both poolings accept under its right name, of unknown ones one that the maximum alone
+    refuses; else the next best. The photographs come in an order that begins with a cat and a brick pavement.
+    """
+    accepted = [each for each in exhibits if each.accepted("max")]
+    refused = [each for each in exhibits if not each.accepted("max")]
+    accepted.sort(key=lambda each: (each.photograph.shows != "known", each.named_otherwise, not each.accepted("mean")))
+    refused.sort(key=lambda each: (each.photograph.shows != "unknown", not each.accepted("mean")))
+    return accepted[:1] + refused[:1]
 
 
 class Section(NamedTuple):
@@ -89,10 +106,14 @@ def sections(exhibits: Sequence[Exhibit]) -> list[Section]:
     }
     accepted = [each for each in of["known"] if each.accepted("max")]
     refused = [each for each in of["unknown"] if not each.accepted("max")]
+    labelled = sum(each.photograph.label is not None for each in exhibits)
     decided = [each for each in refused + accepted if each.accepted("mean") != each.accepted("max")]
     return [
         Section(
-            "Yours", "Your own pictures. What they show is for you to say; they are in no count above.", of["yours"]
+            "Yours",
+            "Your own pictures. What they show is for you to say; they are in no count above.",
+            of["yours"],
+            compact=len(of["yours"]) > _MANY,
         ),
         Section(
             "Where the pooling decides",
@@ -118,8 +139,9 @@ def sections(exhibits: Sequence[Exhibit]) -> list[Section]:
         ),
         Section(
             "Failures: known and accepted, but named otherwise",
-            "The network knows such things, and its answer is not the label that the picture came with. A detector "
-            "says whether a picture is like those that were learnt, not whether the answer is right.",
+            "The network knows such things, and its answer is not the label that the picture came with (of all "
+            f"pictures here {labelled} came with one). A detector says whether a picture is like those that were "
+            "learnt, not whether the answer is right.",
             [each for each in accepted if each not in decided and each.named_otherwise],
         ),
         Section(
@@ -138,7 +160,6 @@ class _Plot:
         if detector.calibration is None:
             raise ValueError(f"the detector {detector.spec!r} is not calibrated; make it anew")
         values = detector.calibration.scores.numpy()
-        self.least = 1 / (len(values) + 1)  # no p-value is lower
         low, high = min(values[0], *scores), max(values[-1], *scores)
         self.low, self.span = low, (high - low) or 1.0
         counts, edges = np.histogram(values, bins=_BINS, range=(low, high))
@@ -152,14 +173,21 @@ class _Plot:
         threshold = detector.threshold
         self.threshold = self.x(low if threshold is None else threshold)
 
-    def p(self, value: float | None) -> str:
-        """A p-value as text; the lowest that there is says that it could be lower."""
-        if value is None:
-            return ""
-        return f"p \N{LESS-THAN OR EQUAL TO} {value:.4f}" if value <= self.least else f"p = {value:.4f}"
-
     def x(self, score: float) -> float:
         return 6 + float(score - self.low) / float(self.span) * (_WIDTH - 12)
+
+
+def _led(exhibit: Exhibit) -> dict[str, Any]:
+    photograph = exhibit.photograph
+    name = photograph.what or photograph.title
+    mean, largest = ("accepted" if exhibit.accepted(pool) else "refused" for pool in ("mean", "max"))
+    return {
+        "picture": _inline(Image.fromarray(exhibit.explanations["max"].picture)),
+        "name": name[:1].upper() + name[1:],
+        "label": exhibit.label,
+        "mean": mean,
+        "max": largest,
+    }
 
 
 def _shown(exhibit: Exhibit, plots: Mapping[str, _Plot]) -> dict[str, Any]:
@@ -167,13 +195,13 @@ def _shown(exhibit: Exhibit, plots: Mapping[str, _Plot]) -> dict[str, Any]:
     return {
         "exhibit": exhibit,
         "picture": _inline(Image.fromarray(explanation.picture)),
-        "heat": _inline(explanation.draw()),
+        "heat": _inline(explanation.draw(channels=_RINGS)),
         "rows": [
             {
                 "spec": SPECS[pool],
                 "accepted": exhibit.accepted(pool),
                 "score": found.score,
-                "p": plots[pool].p(found.p_value),
+                "p": f"p {found.p_text}".replace("<=", "\N{LESS-THAN OR EQUAL TO}"),
                 "plot": plots[pool],
                 "x": plots[pool].x(found.score),
             }

@@ -21,6 +21,11 @@ class Photograph(NamedTuple):
     what: str
     label: str | None = None  # the name of the class that it shows, where it is one of those and known
 
+    @property
+    def title(self) -> str:
+        """What to call it in few words: of a path the last part."""
+        return Path(self.file).name if self.shows == "yours" else self.name
+
 
 _SCIKIT_IMAGE = (
     Photograph("chelsea", "chelsea.png", "known", "a cat"),

@@ -15,10 +15,13 @@ Point = tuple[float, float]  # across and down, as shares of the width and the h
 _SIDE, _LONGEST = 320, 1280  # pixels: what the shorter side is brought near, what the longer one stays within
 _UP, _DOWN = (217, 95, 2), (27, 110, 180)  # raises the score, lowers it: apart for the colour-blind too
 _TEXT, _LINE, _GAP, _COLUMNS = 14, 18, 8, 3  # of a sheet
+_NUMBER = 18  # pixels: the least height of a ring's number
 LEGEND = (
     "The higher a score, the more the picture is like what the network knows. "
-    "Orange parts raise the score, blue ones lower it."
+    "Orange parts raise the score, blue ones lower it. Each map has a colour scale of its own: a refused picture may "
+    "glow as much as an accepted one."
 )
+FADED = "Colours are faded as far as a map does not account for the score."
 RINGS = "Rings: the maxima of the channels through which the pooling changes the score most, the strongest first."
 
 
@@ -28,10 +31,13 @@ def enlarged(picture: Array) -> Image.Image:
     return Image.fromarray(picture.repeat(factor, 0).repeat(factor, 1))
 
 
-def heated(picture: Array, heat: Array, points: Iterable[Point]) -> Image.Image:
-    """The picture under a heat map of its size, the points ringed and numbered; one ring where several meet."""
+def heated(picture: Array, heat: Array, points: Iterable[Point], *, share: float = 1.0) -> Image.Image:
+    """The picture under a heat map of its size, the points ringed and numbered; one ring where several meet.
+
+    ``share``: how much of its colour the map is given, from 0 to 1.
+    """
     strength = np.abs(heat).max() or 1.0
-    weight = np.clip(np.abs(heat) / strength, 0, 1)[..., None] * 0.85
+    weight = np.clip(np.abs(heat) / strength, 0, 1)[..., None] * (0.85 * share)
     colour = np.where(heat[..., None] >= 0, np.array(_UP), np.array(_DOWN))
     grey = picture.mean(2, keepdims=True).repeat(3, 2) * 0.75 + 255 * 0.1
     image = enlarged((grey * (1 - weight) + colour * weight).round().astype(np.uint8))
@@ -39,18 +45,20 @@ def heated(picture: Array, heat: Array, points: Iterable[Point]) -> Image.Image:
     for number, point in enumerate(points, 1):
         meeting.setdefault(point, []).append(str(number))
     pen = ImageDraw.Draw(image)
-    radius, size = max(image.size) // 40 + 2, max(_TEXT, max(image.size) // 30)
+    radius, size = max(8, max(image.size) // 40 + 2), max(_NUMBER, max(image.size) // 30)
     font = _font(size)
-    for (across, down), numbers in meeting.items():
-        x, y = across * image.width, down * image.height
+    centres = [(across * image.width, down * image.height) for across, down in meeting]
+    for x, y in centres:
         for width, paint in ((4, "black"), (2, "white")):  # a dark edge, for rings on a pale ground
             pen.ellipse((x - radius, y - radius, x + radius, y + radius), outline=paint, width=width)
-        text = " ".join(numbers)
-        half = font.getlength(text) / 2 + 2
+    for (x, y), numbers in zip(centres, meeting.values(), strict=True):  # after the rings, which would cover them
+        text = ", ".join(numbers)
+        half = font.getlength(text) / 2 + 3
         middle = min(max(x, half), image.width - half)
         low = y + radius + 1 + size <= image.height  # below its ring it meets no ring beside it
         place, anchor = (y + radius + 1, "mt") if low else (y - radius - 2, "mb")
-        pen.text((middle, place), text, fill="white", font=font, anchor=anchor, stroke_width=2, stroke_fill="black")
+        for stroke, paint in ((3, "black"), (1, "white")):  # bold, with a dark edge: read at 224 pixels too
+            pen.text((middle, place), text, paint, font, anchor, stroke_width=stroke, stroke_fill=paint)
     return image
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from davis.explaining.drawing import LEGEND, RINGS, enlarged, heated, sheet
+from davis.explaining.drawing import FADED, LEGEND, RINGS, enlarged, heated, sheet
 from davis.explaining.files import SUFFIXES, write_arrays, write_picture, write_values
 
 Array = NDArray[Any]
@@ -63,6 +63,7 @@ class Explanation:
     p_value: float | None = None  # how likely an in-distribution image scores as low, where held-out scores are known
     is_ood: bool | None = None  # the verdict, and the threshold it rests on, where the detector is calibrated
     threshold: float | None = None  # none where each predicted class has its own
+    held_out: int | None = None  # the scores among which the p-value is a rank; none where it is no rank
 
     @property
     def remainder(self) -> float:
@@ -75,6 +76,11 @@ class Explanation:
         return _accounted(self.score - self.silent, float(self.places.sum()))
 
     @property
+    def is_accounted(self) -> bool:
+        """Whether the heat map is an explanation of the score."""
+        return self.accounted >= ENOUGH
+
+    @property
     def accounted_by_channels(self) -> float:
         """The share of score - plain that the channels add up to, from 0 to 1."""
         return _accounted(self.score - self.plain, float(self.moved.sum()))
@@ -83,11 +89,16 @@ class Explanation:
     def warnings(self) -> list[str]:
         """What to know before the heat map or the channels are believed, a sentence each; mostly nothing."""
         said = []
-        if self.accounted < ENOUGH:
+        if not self.is_accounted:
             said.append(f"the heat map accounts for {self.accounted:.0%} of the score, and says nothing of the rest")
         if self.accounted_by_channels < ENOUGH:
             said.append(f"the channels account for {self.accounted_by_channels:.0%} of what the pooling changed")
         return said
+
+    @property
+    def p_text(self) -> str | None:
+        """The p-value with its sign, ``= 0.41``; ``<= 0.0007`` where no lower one can come out."""
+        return _p_text(self.p_value, self.held_out)
 
     @property
     def branches(self) -> list[Explanation]:
@@ -119,14 +130,17 @@ class Explanation:
         return marked.reshape(self.heat.shape)
 
     def draw(self, *, channels: int = 5) -> Image.Image:
-        """The picture under its heat map, numbers where the strongest channels have their maxima."""
+        """The picture under its heat map, numbers where the strongest channels have their maxima.
+
+        A map that accounts for little of the score is drawn that much fainter.
+        """
         rows, columns = self.places.shape
         height, width = self.heat.shape
         points = [  # the middle of the position, however the pixel of it was rounded
             ((channel.x * columns // width + 0.5) / columns, (channel.y * rows // height + 0.5) / rows)
             for channel in self.channels[:channels]
         ]
-        return heated(self.picture, self.heat, points)
+        return heated(self.picture, self.heat, points, share=1.0 if self.is_accounted else self.accounted)
 
     def save(
         self, folder: str | os.PathLike[str], name: str = "explanation", *, classes: Sequence[str] | None = None
@@ -159,6 +173,12 @@ class FusedExplanation:
     p_value: float | None = None
     is_ood: bool | None = None
     threshold: float | None = None
+    held_out: int | None = None
+
+    @property
+    def p_text(self) -> str | None:
+        """The p-value with its sign, as of one detector."""
+        return _p_text(self.p_value, self.held_out)
 
     @property
     def decisive(self) -> Explanation:
@@ -209,8 +229,12 @@ def _save(
         (enlarged(found.picture), _answer(found, classes)),
         *((branch.draw(), _caption(branch)) for branch in found.branches),
     ]
-    ringed = any(branch.channels for branch in found.branches)
-    write_picture(files[0], sheet(panels, f"{LEGEND} {RINGS}" if ringed else LEGEND))
+    legend = [LEGEND]
+    if any(branch.channels for branch in found.branches):
+        legend.append(RINGS)
+    if not all(branch.is_accounted for branch in found.branches):
+        legend.append(FADED)
+    write_picture(files[0], sheet(panels, " ".join(legend)))
     write_arrays(files[1], arrays)
     write_values(files[2], found.to_dict())
     return files
@@ -229,17 +253,27 @@ def _answer(found: Explanation | FusedExplanation, classes: Sequence[str] | None
 
 
 def _side(found: Explanation | FusedExplanation) -> str:
-    return "below" if found.is_ood else "not below"
+    if found.is_ood:
+        return "below"
+    return "at" if found.score == found.threshold else "above"
 
 
 def _caption(found: Explanation) -> str:
-    moved = "" if found.score == found.plain else f" ({found.plain:.4g} with mean pooling)"
+    moved = "" if found.score == found.plain else f" ({found.plain:.4g} with mean pooling, on another scale)"
     beware = "".join(f"\nBeware: {warning}." for warning in found.warnings)
     return f"{found.spec}\nscore {found.score:.4g}{moved}{_ranked(found)}{beware}"
 
 
 def _ranked(found: Explanation | FusedExplanation) -> str:
-    return "" if found.p_value is None else f"\np-value {found.p_value:.2g}"
+    return "" if found.p_text is None else f"\np-value {found.p_text}"
+
+
+def _p_text(value: float | None, held_out: int | None) -> str | None:
+    if value is None:
+        return None
+    least = held_out is not None and value <= 1 / (held_out + 1)  # the image alone: it may be rarer than that
+    shown = f"{value:.4f}" if value >= 1e-3 else f"{value:.1g}"
+    return f"{'<=' if least else '='} {shown}"
 
 
 def _verdict(found: Explanation | FusedExplanation) -> dict[str, Any]:

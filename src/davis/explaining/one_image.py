@@ -92,12 +92,13 @@ def _judged(detector: Detector, found: Explanation | FusedExplanation) -> Explan
     """With the verdict of a detector that is calibrated."""
     if detector.calibration is None:
         return found
-    place = torch.tensor([found.score], dtype=torch.float64), torch.tensor([found.label])
+    held, place = detector.calibration, (torch.tensor([found.score], dtype=torch.float64), torch.tensor([found.label]))
     return replace(
         found,
-        p_value=detector.calibration.p_values(*place).item(),
-        is_ood=bool(detector.calibration.is_ood(*place)),
+        p_value=held.p_values(*place).item(),
+        is_ood=bool(held.is_ood(*place)),
         threshold=detector.threshold,
+        held_out=held.sizes[0 if held.groups is None else held.groups[found.label]],
     )
 
 
