@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,6 +51,16 @@ class Data(NamedTuple):
     def digests(self) -> dict[str, str]:
         """Of the pictures of both halves, by their names."""
         return {"train": self.train.sha256(), "test": self.test.sha256()}
+
+    def preprocessing(self) -> Preprocessing:
+        """What makes such pictures of others: they are trained on as they are, so their side is the size."""
+        height, width = self.train.images.shape[1:3]
+        if height != width:
+            raise ValueError(
+                f"the pictures are {height} x {width} pixels; give square ones: "
+                "of others no model card could say how they are prepared"
+            )
+        return replace(NORMALISATION, size=height, resize=height)
 
 
 class UnknownDataset(ValueError):
