@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -113,6 +114,11 @@ def test_killed_it_ends_with_the_same_bits(place: Path, tmp_path: Path) -> None:
     assert_same(whole, cut)
 
 
+def test_the_command_is_one_that_a_shell_takes() -> None:
+    chosen = Recipe(arch=TINY, dataset="my sets/it's; rm", epochs=2)
+    assert shlex.split(chosen.command()) == ["davis", "train", TINY, "my sets/it's; rm", "--epochs", "2"]
+
+
 def test_a_finished_training_is_not_done_again(data: Data, tmp_path: Path) -> None:
     card = train(recipe(epochs=1), tmp_path, data=data, device="cpu")
 
@@ -190,6 +196,32 @@ def test_broken_metadata_of_a_checkpoint(data: Data, tmp_path: Path, key: str, v
         return  # a checkpoint before the first epoch
     with pytest.raises(ValueError, match=r"checkpoint\.safetensors is damaged"):
         train(recipe(epochs=1), tmp_path, data=data, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("epochs", "change", "message"),
+    [
+        ([1, 2, 3, 4, 5], {}, "its history has other epochs than 1 to 4 at most"),
+        ([2], {}, "its history has other epochs than 1 to 4 at most"),
+        ([1], {"half": True}, "is damaged: 'model.stem.weight' is torch.float16 there and torch.float32 here"),
+    ],
+)
+def test_an_edited_checkpoint(
+    data: Data, tmp_path: Path, epochs: list[int], change: dict[str, bool], message: str
+) -> None:
+    train(recipe(epochs=4), tmp_path, data=data, device="cpu")
+    (tmp_path / "card.json").unlink()
+    file = tmp_path / "checkpoint.safetensors"
+    with safetensors.safe_open(file, "pt") as stored:
+        metadata = stored.metadata()
+    record = json.loads(metadata["history"])[0]
+    metadata["history"] = json.dumps([record | {"epoch": epoch} for epoch in epochs])
+    tensors = safetensors.torch.load_file(file)
+    if change:
+        tensors["model.stem.weight"] = tensors["model.stem.weight"].half()
+    safetensors.torch.save_file(tensors, file, metadata)
+    with pytest.raises(ValueError, match=message):
+        train(recipe(epochs=4), tmp_path, data=data, device="cpu")
 
 
 @pytest.mark.parametrize("name", ["weights.safetensors", "curves.svg", "lock", "notes.txt", "log.jsonl"])
