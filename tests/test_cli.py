@@ -225,6 +225,16 @@ class TestFront:
         monkeypatch.setattr("davis.models.load_model", interrupt)
         assert run("inspect", MODEL) == Result(130, "", "")
 
+    @pytest.mark.parametrize("said", ["Ran out of input", ""])
+    def test_the_end_of_a_file_is_no_interrupt(self, run: Run, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+        def end(*_: object, **__: object) -> None:
+            raise EOFError(said)
+
+        monkeypatch.setattr("davis.models.load_model", end)
+        assert_fails(
+            run("inspect", MODEL), f"a file ends too early: {said or 'nothing is left to read'} (--debug shows"
+        )
+
     @pytest.mark.slow
     def test_interrupt_from_outside(self, workplace: Path) -> None:
         (workplace / "sleeper_of_test_cli.py").write_text("import time\nprint('here', flush=True)\ntime.sleep(60)")
