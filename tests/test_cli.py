@@ -353,6 +353,21 @@ class TestInspect:
         assert "max + react + energy" in text
         assert "calibration.thresholds" in text
 
+    def test_a_training(self, run: Run, workplace: Path) -> None:
+        """Its folder is a model name; a detector that was saved into the same folder is what is meant there."""
+        random = numpy.random.default_rng(0)
+        images, labels = random.integers(0, 256, (20, 16, 16, 3), dtype=numpy.uint8), numpy.arange(20) % 2
+        (workplace / "pictures").mkdir()
+        for name in ("train", "test"):
+            numpy.savez(workplace / "pictures" / f"{name}.npz", images=images, labels=labels)
+        options = ("--epochs", 1, "--batch", 20, "--device", "cpu", "--out", "training")
+        assert run("train", "resnet18(width=2)", "pictures", *options).status == 0
+        found = json.loads(run("inspect", "training", "--json").out)
+        assert (found["classes"], found["image_shape"], found["check"]) == (2, [3, 16, 16], "passed")
+        fit = run("fit", "training", "max + energy", "--data", "data", "--out", "training", "--tpr", 0.9)
+        assert fit.status == 0, fit.err
+        assert json.loads(run("inspect", "training", "--json").out)["spec"] == "max + energy"
+
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
