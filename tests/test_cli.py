@@ -790,6 +790,17 @@ class TestExplain:
         Image.new("RGB", (12, 12), "red").save(workplace / "meeting" / "one" / "x.jpg")
         assert_fails(run("explain", fitted, "meeting", "--model", MODEL, "--out", "met"), "2 images are called")
 
+    def test_names_that_are_too_long_are_refused_before_the_work(
+        self, run: Run, fitted: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for stem in ("x" * 250, "x" * 251):
+            Image.new("RGB", (12, 12), "red").save(workplace / f"{stem}.ppm", "PPM")
+        assert run("explain", fitted, f"{'x' * 250}.ppm", "--model", MODEL, "--out", "long").status == 0
+        monkeypatch.setattr("davis.cli.explaining.open_detector", lambda *_, **__: 1 / 0)
+        done = run("explain", fitted, f"{'x' * 251}.ppm", "--model", MODEL, "--out", "longer")
+        assert_fails(done, "would have a name of 256 bytes, and 255 are allowed; rename the image")
+        assert not (workplace / "longer").exists()
+
     @pytest.mark.filterwarnings("ignore:.*files of other kinds left out")
     def test_what_it_wrote_is_left_out_and_replaced(self, run: Run, fitted: Path, workplace: Path) -> None:
         folder = workplace / "again"
