@@ -85,7 +85,7 @@ def read(dataset: str, folder: Path | None = None) -> Data:
             f"{tuple(test.images.shape[1:])}; make them the same size"
         )
     known = CLASSES.get(dataset, int(train.labels.max()) + 1)
-    if int(torch.cat([train.labels, test.labels]).max()) >= known or int(train.labels.min()) < 0:
+    if int(torch.cat([train.labels, test.labels]).max()) >= known:
         raise ValueError(f"{dataset}: labels must be whole numbers from 0 to {known - 1}, the highest of train")
     present = train.labels.unique()  # sorted
     missing = (present != torch.arange(len(present))).nonzero()
