@@ -18,7 +18,7 @@ from davis.training.pictures import Data, Pictures, UnknownDataset, normalised, 
 from davis.training.recipe import Recipe
 from davis.training.step import Step, capture
 from davis.zoo import build
-from davis.zoo.weights import sha256_of
+from davis.zoo.weights import CARD, sha256_of
 
 _TOLD_EVERY = 10  # steps
 
@@ -92,7 +92,7 @@ def finished(
     files.check_pictures(folder, card["data"], whole.digests())
     if card.get("preprocessing") != whole.preprocessing().to_dict():  # as in cards of before, for all sides but 32
         raise ValueError(
-            f"{folder / files.CARD} does not say how these pictures are prepared; "
+            f"{folder / CARD} does not say how these pictures are prepared; "
             "remove it and give the same command again: nothing is trained anew where the checkpoint is"
         )
     return card
