@@ -225,6 +225,16 @@ class TestFront:
         monkeypatch.setattr("davis.models.load_model", interrupt)
         assert run("inspect", MODEL) == Result(130, "", "")
 
+    @pytest.mark.parametrize("said", ["Ran out of input", ""])
+    def test_the_end_of_a_file_is_no_interrupt(self, run: Run, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+        def end(*_: object, **__: object) -> None:
+            raise EOFError(said)
+
+        monkeypatch.setattr("davis.models.load_model", end)
+        assert_fails(
+            run("inspect", MODEL), f"a file ends too early: {said or 'nothing is left to read'} (--debug shows"
+        )
+
     @pytest.mark.slow
     def test_interrupt_from_outside(self, workplace: Path) -> None:
         (workplace / "sleeper_of_test_cli.py").write_text("import time\nprint('here', flush=True)\ntime.sleep(60)")
@@ -342,6 +352,21 @@ class TestInspect:
         text = run("inspect", fitted).out
         assert "max + react + energy" in text
         assert "calibration.thresholds" in text
+
+    def test_a_training(self, run: Run, workplace: Path) -> None:
+        """Its folder is a model name; a detector that was saved into the same folder is what is meant there."""
+        random = numpy.random.default_rng(0)
+        images, labels = random.integers(0, 256, (20, 16, 16, 3), dtype=numpy.uint8), numpy.arange(20) % 2
+        (workplace / "pictures").mkdir()
+        for name in ("train", "test"):
+            numpy.savez(workplace / "pictures" / f"{name}.npz", images=images, labels=labels)
+        options = ("--epochs", 1, "--batch", 20, "--device", "cpu", "--out", "training")
+        assert run("train", "resnet18(width=2)", "pictures", *options).status == 0
+        found = json.loads(run("inspect", "training", "--json").out)
+        assert (found["classes"], found["image_shape"], found["check"]) == (2, [3, 16, 16], "passed")
+        fit = run("fit", "training", "max + energy", "--data", "data", "--out", "training", "--tpr", 0.9)
+        assert fit.status == 0, fit.err
+        assert json.loads(run("inspect", "training", "--json").out)["spec"] == "max + energy"
 
     @pytest.mark.parametrize(
         ("arguments", "message"),
@@ -764,6 +789,17 @@ class TestExplain:
         assert [row["picture"] for row in done.rows] == ["met/one-x.png", "met/two-x.png"]
         Image.new("RGB", (12, 12), "red").save(workplace / "meeting" / "one" / "x.jpg")
         assert_fails(run("explain", fitted, "meeting", "--model", MODEL, "--out", "met"), "2 images are called")
+
+    def test_names_that_are_too_long_are_refused_before_the_work(
+        self, run: Run, fitted: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for stem in ("x" * 250, "x" * 251):
+            Image.new("RGB", (12, 12), "red").save(workplace / f"{stem}.ppm", "PPM")
+        assert run("explain", fitted, f"{'x' * 250}.ppm", "--model", MODEL, "--out", "long").status == 0
+        monkeypatch.setattr("davis.cli.explaining.open_detector", lambda *_, **__: 1 / 0)
+        done = run("explain", fitted, f"{'x' * 251}.ppm", "--model", MODEL, "--out", "longer")
+        assert_fails(done, "would have a name of 256 bytes, and 255 are allowed; rename the image")
+        assert not (workplace / "longer").exists()
 
     @pytest.mark.filterwarnings("ignore:.*files of other kinds left out")
     def test_what_it_wrote_is_left_out_and_replaced(self, run: Run, fitted: Path, workplace: Path) -> None:

@@ -83,6 +83,8 @@ class TestPreprocessing:
         [
             ({"size": 0}, "size must be a whole number"),
             ({"size": 2.5}, "size must be a whole number"),
+            ({"size": 10**7}, "size must be at most 8192 pixels, got 10000000"),
+            ({"resize": 8193}, "resize must be at most 8192 pixels, got 8193"),
             ({"size": True}, "size must be a whole number"),
             ({"size": 40, "resize": 30}, "resize=30 leaves too little"),
             ({"mean": [0.5, 0.5]}, "mean must be one number"),

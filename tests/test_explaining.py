@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import models
 import numpy as np
@@ -283,6 +284,19 @@ class TestPictures:
             assert sorted(stored) == ["heat", "mask", "moved", "picture", "places"]
         assert json.loads(text.read_text()) == {"made_by": "davis explain", **found.to_dict()}
 
+    def test_too_few_names_are_refused_before_anything_is_written(
+        self, detector: davis.Detector, picture: Image.Image, tmp_path: Path
+    ) -> None:
+        found = dataclasses.replace(davis.explain(detector, picture), label=3)
+        with pytest.raises(ValueError, match="names class 3, and classes holds 3 names"):
+            found.save(tmp_path / "new", classes=["ant", "bee", "cat"])
+        assert not (tmp_path / "new").exists()
+        assert found.save(tmp_path / "new", classes=["ant", "bee", "cat", "dog"])
+
+    def test_a_picture_with_nothing_in_it(self, detector: davis.Detector) -> None:
+        with pytest.raises(ValueError, match="the picture is 0 x 5 pixels; there is nothing in it"):
+            davis.explain(detector, Image.new("RGB", (0, 5)))
+
     def test_its_files_are_known_again(self, detector: davis.Detector, picture: Image.Image, tmp_path: Path) -> None:
         files = davis.explain(detector, picture).save(tmp_path, "cat")
         assert all(is_explanation(file) for file in files)
@@ -368,6 +382,13 @@ class OneAxis(nn.Module):
 def test_refuses(spec: str, image: object, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         davis.explain(davis.Detector(models.small_net(), spec), image)
+
+
+@pytest.mark.parametrize("setting", ["channels", "neighbours"])
+@pytest.mark.parametrize("value", [2.5, "3", -1, None])
+def test_refuses_what_is_no_count(setting: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=rf"{setting} must be a whole number, 0 or more; got {value!r}"):
+        davis.explain(davis.Detector(models.small_net(), "max + energy"), models.photos(1)[0], **{setting: value})
 
 
 def test_refuses_maps_without_a_picture() -> None:

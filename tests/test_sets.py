@@ -158,6 +158,12 @@ class TestArrays:
         with pytest.raises(ValueError, match="one whole number for each"):
             ArraySet("set", pixels(2, 4, 4, 3), labels, PLAIN)
 
+    def test_refuses_labels_below_the_first_class(self, tmp_path: Path) -> None:
+        """Inside, -1 stands for a picture without a label."""
+        np.savez(tmp_path / "a.npz", images=pixels(2, 4, 4, 3), labels=np.array([0, -1]))
+        with pytest.raises(ValueError, match="a: the label -1 is no class; number them from 0"):
+            open_set(tmp_path / "a.npz", PLAIN)
+
     def test_npz(self, tmp_path: Path) -> None:
         file = tmp_path / "digits.npz"
         np.savez(file, images=pixels(4, 4, 4), labels=np.arange(4))

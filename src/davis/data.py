@@ -31,6 +31,8 @@ ASPECTS = ("keep", "stretch")
 Item = TypeVar("Item")
 OnError: TypeAlias = Callable[[Path, "ImageError"], None]
 
+MOST_PIXELS = 8192  # of a side; no classifier takes as many, and pictures of more would fill the memory
+
 _AHEAD = 2  # batches that threads decode before they are asked for
 _KINDS = 5  # of files that are left out, named in one line
 
@@ -63,6 +65,8 @@ class Preprocessing:
             side = getattr(self, name)
             if not isinstance(side, int) or isinstance(side, bool) or side < 1:
                 raise ValueError(f"preprocessing: {name} must be a whole number of pixels from 1, got {side!r}")
+            if side > MOST_PIXELS:
+                raise ValueError(f"preprocessing: {name} must be at most {MOST_PIXELS} pixels, got {side}")
         if self.edge < self.size:
             raise ValueError(f"preprocessing: resize={self.edge} leaves too little to cut out size={self.size}")
         for name in ("mean", "std"):
@@ -103,6 +107,8 @@ class Preprocessing:
 
     def __call__(self, picture: Image.Image) -> Tensor:
         """(channel, size, size) float32."""
+        if min(picture.size) < 1:
+            raise ValueError(f"the picture is {picture.width} x {picture.height} pixels; there is nothing in it")
         picture = _middle(_eight_bit(picture, grey=len(self.mean) == 1))
         picture = picture.resize(self._resized(*picture.size), INTERPOLATIONS[self.interpolation])
         left, top = (round((side - self.size) / 2) for side in picture.size)

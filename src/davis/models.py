@@ -18,9 +18,8 @@ from types import ModuleType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-import safetensors.torch
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from davis.catalog import PREPROCESSING
 from davis.data import IMAGENET_MEAN, IMAGENET_STD, INTERPOLATIONS, Preprocessing
@@ -36,11 +35,11 @@ from davis.zoo import (
     preprocessing_of_lite,
     weights_of_lite,
 )
+from davis.zoo.state_dicts import check_fit, first_line, read_state_dict
 from davis.zoo.weights import CARD, WEIGHTS, read_card
 
 FORMS = "a torchvision or timm name, hf:ID or hf:FOLDER, module:factory, or a folder that davis train wrote"
 _EXTRAS = {"torchvision": "timm", "timm": "timm", "transformers": "hf"}
-_WRAPPERS = ("state_dict", "model", "model_state_dict")  # where training scripts put the weights in their files
 
 
 _TRAINED_ON: WeakKeyDictionary[nn.Module, Preprocessing] = WeakKeyDictionary()
@@ -138,7 +137,7 @@ def place_on(model: nn.Module, device: str | None) -> nn.Module:
     try:
         return model.to(torch.device(device))
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device {device!r} cannot be used here ({_first_line(error)}); try cpu") from None
+        raise ValueError(f"device {device!r} cannot be used here ({first_line(error)}); try cpu") from None
 
 
 def _resolve(name: str) -> _Place:
@@ -207,8 +206,7 @@ def _fetched(name: str, make: Callable[[], nn.Module], pretrained: bool) -> nn.M
         return make()
     except Exception as error:  # each zoo has its own, and not all of them are OSErrors
         raise OSError(
-            f"cannot get the pretrained weights of {name!r} ({_first_line(error)}); "
-            "use --weights FILE or --weights none"
+            f"cannot get the pretrained weights of {name!r} ({first_line(error)}); use --weights FILE or --weights none"
         ) from error
 
 
@@ -260,7 +258,7 @@ def _python(name: str, pretrained: bool, classes: int | None) -> nn.Module:
     try:
         found: Any = importlib.import_module(module)
     except Exception as error:  # a user's module may raise anything
-        raise ImportError(f"cannot import {module!r} for the model {name!r} ({_first_line(error)})") from error
+        raise ImportError(f"cannot import {module!r} for the model {name!r} ({first_line(error)})") from error
     for part in path.split("."):
         try:
             found = getattr(found, part)
@@ -271,7 +269,7 @@ def _python(name: str, pretrained: bool, classes: int | None) -> nn.Module:
             found = found()
         except (Exception, SystemExit) as error:
             raise ValueError(
-                f"{name!r} did not make a model ({_first_line(error)}); it is called without arguments"
+                f"{name!r} did not make a model ({first_line(error)}); it is called without arguments"
             ) from error
     if not isinstance(found, nn.Module):
         raise TypeError(
@@ -288,42 +286,15 @@ def _trained(folder: str, pretrained: bool, classes: int | None) -> nn.Module:
 
 def _fill(model: nn.Module, file: Path, name: str) -> None:
     """Load a file of tensors into the model; nothing in it is run."""
-    try:
-        if file.suffix == ".safetensors":
-            tensors: Any = safetensors.torch.load_file(file)
-        else:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)  # advice on TorchScript files, which are refused
-                tensors = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # damaged files raise nearly anything
-        reason = _first_line(error)
-        if "weights_only" in str(error):  # torch's advice is to run what is in the file
-            reason = "it is damaged, or holds more than a state dict, which is never run; save model.state_dict()"
-        raise ValueError(f"{file} is no file of plain tensors (.pth, .pt, .safetensors): {reason}") from error
-    for wrapper in _WRAPPERS:
-        if isinstance(tensors, Mapping) and isinstance(tensors.get(wrapper), Mapping):
-            tensors = tensors[wrapper]
-    if not isinstance(tensors, Mapping) or not all(
-        isinstance(key, str) and isinstance(value, Tensor) for key, value in tensors.items()
-    ):
-        raise ValueError(f"{file} holds no dictionary of tensors; save model.state_dict()")
-    tensors = {key.removeprefix("module."): value for key, value in tensors.items()}  # of DataParallel
+    tensors = read_state_dict(file, "save model.state_dict()")
     if isinstance(model, DenseNet) and "encoder.conv1.weight" in tensors:
         tensors = from_authors(tensors)
     if isinstance(model, EfficientNetLite) and "_conv_stem.weight" in tensors:
         tensors = from_wheel(tensors)
-    wanted = model.state_dict()
-    for problem, keys in (("lacks", wanted.keys() - tensors.keys()), ("has unknown", tensors.keys() - wanted.keys())):
-        if keys:
-            raise ValueError(
-                f"{file} does not fit {name!r}: it {problem} {sorted(keys)[0]!r} and {len(keys) - 1} others"
-            )
-    for key, value in tensors.items():
-        if value.shape != wanted[key].shape:
-            raise ValueError(
-                f"{file} does not fit {name!r}: {key!r} is {tuple(value.shape)} there and {tuple(wanted[key].shape)} "
-                "in the model; if it is the number of classes that differs, give it with --num-classes"
-            )
+    advice = (
+        "name the model that it was saved of; if it is the number of classes that differs, give it with --num-classes"
+    )
+    check_fit(tensors, model, file, name, advice)
     model.load_state_dict(tensors)
 
 
@@ -387,9 +358,3 @@ def _side(value: object) -> int | None:
     if isinstance(value, Mapping):
         value = value.get("shortest_edge", value.get("height"))
     return value if isinstance(value, int) else None
-
-
-def _first_line(error: BaseException) -> str:
-    """The error's kind and the first line of what it says."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__

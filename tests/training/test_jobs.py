@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -73,6 +74,10 @@ def test_a_file_of_jobs(place: Path, tmp_path: Path) -> None:
         (
             "[[train]]\narch = 'resnet18'\ndataset = 3",
             r"jobs\.toml, training 1: dataset must be a name in quotes, got 3",
+        ),
+        (
+            '[[train]]\narch = "resnet18"\ndataset = "a\\u0000b"',
+            r"training 1: dataset must be a name, and 'a\\x00b' has a zero byte in it; take it out",
         ),
         (GOOD + "epochs = '3'", "training 1: epochs must be a whole number, got '3'"),
         (GOOD + "epochs = 1.5", "training 1: epochs must be a whole number, got 1.5"),
@@ -143,6 +148,32 @@ def test_jobs_notice_other_pictures(place: Path, tmp_path: Path) -> None:
     assert "tested with other pictures" in rows[0]["error"]
 
 
+def test_a_child_that_ends_well_without_a_card_has_failed(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one does that was asked for help."""
+    jobs, _ = read_jobs(written(tmp_path, f'[[train]]\narch = "{TINY}"\ndataset = "{place}"\n'), tmp_path / "out")
+    monkeypatch.setattr("davis.training.jobs.command_of", lambda *_, **__: [sys.executable, "-c", "print('usage:')"])
+    said: list[str] = []
+    [row] = run_jobs(jobs, say=said.append)
+    assert row["state"] == "failed"
+    assert row["error"] == f"ended without a model card; see {jobs[0].folder / 'output.log'}"
+    assert any("without a model card" in line for line in said)
+
+
+def test_a_dataset_or_a_folder_that_looks_like_an_option(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(place, tmp_path / "--help")
+    text = f'[[train]]\narch = "{TINY}"\ndataset = "--help"\nepochs = 1\nbatch = 20\n'
+    jobs, _ = read_jobs(written(tmp_path, text), Path("-out"))
+    assert plain_main(command_of(jobs[0], options=["--device", "cpu"])[3:]) == 0
+    assert jobs[0].state()["state"] == "trained"
+    status, _, _ = call(*shlex.split(jobs[0].recipe.command())[1:], "--out=-out/other", "--device", "cpu")
+    assert status == 0
+
+
 def test_nobody_waits_for_ever(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="at least one training runs at a time, got side_by_side=0"):
         run_jobs([], side_by_side=0)
@@ -186,6 +217,7 @@ def test_the_verb(place: Path, tmp_path: Path) -> None:
         (["resnet18", "cifar10", "--head", "cosine"], "unknown head 'cosine'"),
         (["resnet18", "cifar10", "--seed", "99999999999999999999"], "seed must be at most 4294967295"),
         (["densenet101(depth=7, growth=1)", "cifar10"], "depth of densenet101 must be 10, 16, 22"),
+        (["resnet18(width=99999999)", "cifar10"], "width of resnet18 must be at most 1024, got 99999999"),
         (["resnet18", "--jobs", "x.toml"], "--jobs names the networks"),
     ],
 )

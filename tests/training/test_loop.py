@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import safetensors.torch
 import torch
+from PIL import Image
 
 from davis import zoo
+from davis.data import Preprocessing
 from davis.models import load_model, preprocessing_of
 from davis.training import Progress, Recipe, train
 from davis.training.files import alone_in, load_checkpoint, read_log
 from davis.training.loop import evaluate
-from davis.training.pictures import NORMALISATION, Data
+from davis.training.pictures import NORMALISATION, Data, normalised
 from davis.zoo.weights import sha256_of
 
 TINY = "resnet18(width=2)"
@@ -110,6 +114,11 @@ def test_killed_it_ends_with_the_same_bits(place: Path, tmp_path: Path) -> None:
     assert_same(whole, cut)
 
 
+def test_the_command_is_one_that_a_shell_takes() -> None:
+    chosen = Recipe(arch=TINY, dataset="my sets/it's; rm", epochs=2)
+    assert shlex.split(chosen.command()) == ["davis", "train", TINY, "my sets/it's; rm", "--epochs", "2"]
+
+
 def test_a_finished_training_is_not_done_again(data: Data, tmp_path: Path) -> None:
     card = train(recipe(epochs=1), tmp_path, data=data, device="cpu")
 
@@ -187,6 +196,32 @@ def test_broken_metadata_of_a_checkpoint(data: Data, tmp_path: Path, key: str, v
         return  # a checkpoint before the first epoch
     with pytest.raises(ValueError, match=r"checkpoint\.safetensors is damaged"):
         train(recipe(epochs=1), tmp_path, data=data, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("epochs", "change", "message"),
+    [
+        ([1, 2, 3, 4, 5], {}, "its history has other epochs than 1 to 4 at most"),
+        ([2], {}, "its history has other epochs than 1 to 4 at most"),
+        ([1], {"half": True}, "is damaged: 'model.stem.weight' is torch.float16 there and torch.float32 here"),
+    ],
+)
+def test_an_edited_checkpoint(
+    data: Data, tmp_path: Path, epochs: list[int], change: dict[str, bool], message: str
+) -> None:
+    train(recipe(epochs=4), tmp_path, data=data, device="cpu")
+    (tmp_path / "card.json").unlink()
+    file = tmp_path / "checkpoint.safetensors"
+    with safetensors.safe_open(file, "pt") as stored:
+        metadata = stored.metadata()
+    record = json.loads(metadata["history"])[0]
+    metadata["history"] = json.dumps([record | {"epoch": epoch} for epoch in epochs])
+    tensors = safetensors.torch.load_file(file)
+    if change:
+        tensors["model.stem.weight"] = tensors["model.stem.weight"].half()
+    safetensors.torch.save_file(tensors, file, metadata)
+    with pytest.raises(ValueError, match=message):
+        train(recipe(epochs=4), tmp_path, data=data, device="cpu")
 
 
 @pytest.mark.parametrize("name", ["weights.safetensors", "curves.svg", "lock", "notes.txt", "log.jsonl"])
@@ -372,6 +407,29 @@ def test_devices(data: Data, tmp_path: Path) -> None:
             train(recipe(), tmp_path, data=data, device="cuda")
 
 
+def test_prepared_as_the_card_says_pictures_are_those_of_the_training(data: Data, tmp_path: Path) -> None:
+    card = train(recipe(epochs=1), tmp_path, data=data, device="cpu")
+    prepare = Preprocessing.from_dict(card["preprocessing"])
+    prepared = torch.stack([prepare(Image.fromarray(image.numpy())) for image in data.test.images])
+    assert torch.equal(prepared, normalised(data.test.images))
+
+
+def test_a_card_of_before_that_says_another_side_is_made_anew(data: Data, tmp_path: Path) -> None:
+    card = train(recipe(epochs=1), tmp_path, data=data, device="cpu")
+    (tmp_path / "card.json").write_text(json.dumps(card | {"preprocessing": NORMALISATION.to_dict()}))
+    with pytest.raises(ValueError, match=r"card\.json does not say how these pictures are prepared; remove it"):
+        train(recipe(epochs=1), tmp_path, data=data, device="cpu")
+    (tmp_path / "card.json").unlink()
+    assert train(recipe(epochs=1), tmp_path, data=data, device="cpu") == card
+
+
+def test_pictures_that_are_not_square_are_refused_at_the_start(data: Data, tmp_path: Path) -> None:
+    long = Data(*(half._replace(images=half.images[:, :, :12]) for half in data[:2]), data.classes)
+    with pytest.raises(ValueError, match="the pictures are 16 x 12 pixels; give square ones"):
+        train(recipe(epochs=1), tmp_path / "run", data=long, device="cpu")
+    assert not (tmp_path / "run").exists()
+
+
 def test_the_folder_is_a_model_name(data: Data, tmp_path: Path) -> None:
     """It, and its weights under another name, come with the preprocessing of the card; the zoo's names with CIFAR's."""
     folder = tmp_path / "trained"
@@ -379,13 +437,13 @@ def test_the_folder_is_a_model_name(data: Data, tmp_path: Path) -> None:
     train(recipe, folder, data=data, device="cpu")
     first = load_model(str(folder))
     assert torch.equal(first(torch.ones(1, 3, 16, 16)), zoo.load_trained(folder)(torch.ones(1, 3, 16, 16)))
-    assert preprocessing_of(str(folder), first) == NORMALISATION
+    assert preprocessing_of(str(folder), first) == replace(NORMALISATION, size=16, resize=16)
     name = "davis.zoo:cifar10_resnet18"
     assert preprocessing_of(name, load_model(name, weights="none")) == NORMALISATION
     with pytest.raises(ValueError, match="has its own weights and classes"):
         load_model(str(folder), weights="none")
     card = json.loads((folder / "card.json").read_text())
     (folder / "card.json").write_text(
-        json.dumps(card | {"preprocessing": card["preprocessing"] | {"size": 16, "resize": 16}})
+        json.dumps(card | {"preprocessing": card["preprocessing"] | {"size": 24, "resize": 28}})
     )
-    assert preprocessing_of(str(folder), load_model(str(folder))).size == 16
+    assert preprocessing_of(str(folder), load_model(str(folder))).size == 24

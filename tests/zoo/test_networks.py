@@ -115,6 +115,7 @@ def test_names(given: str, name: str, spelled: str) -> None:
         ("vgg", "known: densenet101, resnet18"),
         ("resnet18(act=selu)", "unknown activation 'selu' of resnet18"),
         ("resnet18(growth=4)", "resnet18 takes act=relu, width=64, not 'growth=4'"),
+        ("densenet101(growth=193)", "growth of densenet101 must be at most 192, got 193"),
         ("resnet18(width=0)", "width of resnet18 must be a whole number from 1"),
         ("resnet18(act)", "not 'act'"),
         ("densenet101(depth=7, growth=1)", "depth of densenet101 must be 10, 16, 22 or another 6n + 4"),

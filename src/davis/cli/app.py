@@ -13,12 +13,28 @@ from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from davis import __version__
 from davis.cli import benchmarks, calibrating, detectors, explaining, showing, training, tuning, watching
 
+
+class _Verbs(TyperGroup):
+    """click takes the end of a file for that of the terminal, and so for an interrupt; no verb reads from there."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except EOFError as error:
+            said = str(error) or "nothing is left to read"
+            raise ValueError(f"a file ends too early: {said} (--debug shows where)") from error
+
+
 app = typer.Typer(
-    add_completion=False, help="Know when an image classifier should not be trusted.", rich_markup_mode=None
+    cls=_Verbs,
+    add_completion=False,
+    help="Know when an image classifier should not be trusted.",
+    rich_markup_mode=None,
 )
 
 # typer brings its own click or uses the installed one; either way this is the base of what it raises at bad usage.

@@ -141,9 +141,11 @@ def inspect(
     as_json: Json = False,
 ) -> None:
     """Show what is found in a model and check it; or what a saved detector holds."""
-    if Path(model).is_dir():
-        from davis.artifact import read_record
+    from davis.artifact import JSON, read_record
+    from davis.zoo.weights import CARD
 
+    folder = Path(model)
+    if folder.is_dir() and ((folder / JSON).is_file() or not (folder / CARD).is_file()):  # a training is a model
         found: dict[str, Any] = read_record(model)
     else:
         backbone = open_backbone(model, weights, num_classes, "cpu", tap, head, tokens)

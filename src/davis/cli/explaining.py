@@ -6,8 +6,9 @@ Everything heavy is imported inside the command: ``davis --help`` must not wait 
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,6 +28,8 @@ from davis.cli.options import (
     with_default,
 )
 from davis.cli.printing import bar, note, table
+
+_MOST_BYTES = 255  # of a name, on nearly every file system
 
 
 def explain(
@@ -59,6 +62,7 @@ def explain(
     if not files:
         raise ValueError(f"in {images[0]} are only pictures that davis explain wrote; name photographs")
     titles = _titles(files)
+    _check_lengths(titles)
     outputs = [out / f"{title}.{suffix}" for title in titles.values() for suffix in SUFFIXES]
     check_outputs(f"--out {out}", outputs, inputs=[*files, Path(weights)], ours=is_explanation, new_folder=True)
     detector = open_detector(folder, model, weights, num_classes, device)
@@ -93,6 +97,19 @@ def _titles(files: Sequence[Path]) -> dict[Path, str]:
             return titles
     twice, count = counted.most_common(1)[0]
     raise ValueError(f"{count} images are called {twice!r}, and files are named after them; rename them")
+
+
+def _check_lengths(titles: Mapping[Path, str]) -> None:
+    """Refuse, before the work, names that are too long for a file once a suffix stands behind them."""
+    from davis.explaining.files import SUFFIXES
+
+    longest = max(map(len, SUFFIXES)) + 1
+    for file, title in titles.items():
+        if (length := len(os.fsencode(title)) + longest) > _MOST_BYTES:
+            raise ValueError(
+                f"the explanation of {file} would have a name of {length} bytes, and {_MOST_BYTES} are allowed; "
+                "rename the image"
+            )
 
 
 def _line(row: dict[str, Any]) -> dict[str, Any]:

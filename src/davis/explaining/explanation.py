@@ -222,6 +222,10 @@ def _save(
     arrays: dict[str, Array],
     classes: Sequence[str] | None,
 ) -> list[Path]:
+    if classes is not None and found.label >= len(classes):
+        raise ValueError(
+            f"the network names class {found.label}, and classes holds {len(classes)} names; give one for each, from 0"
+        )
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
     files = [place / f"{name}.{suffix}" for suffix in SUFFIXES]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any, final
 
@@ -56,8 +57,9 @@ def explain(
     """
     if not isinstance(detector, Detector):
         raise TypeError(f"explain takes a davis.Detector; a {type(detector).__name__} was given")
-    if channels < 0 or neighbours < 0:
-        raise ValueError(f"channels and neighbours must be 0 or more, got {channels} and {neighbours}")
+    for setting, value in (("channels", channels), ("neighbours", neighbours)):
+        if not isinstance(value, Integral) or value < 0:
+            raise ValueError(f"{setting} must be a whole number, 0 or more; got {value!r}")
     _check(detector)
     pixels = _prepared(detector, image)
     with torch.inference_mode(False), torch.no_grad():  # in inference mode there are no gradients to take

@@ -31,6 +31,11 @@ class ArraySet:
                 f"{name}: {len(images)} images came with labels of shape {labels.shape} and type {labels.dtype}; "
                 "give one whole number for each"
             )
+        if labels is not None and int(labels.min()) < 0:
+            raise ValueError(
+                f"{name}: the label {int(labels.min())} is no class; number them from 0, and leave pictures without "
+                "a class out"
+            )
         self.name = name
         self.images = images
         self.labels = labels

@@ -155,6 +155,11 @@ def load_checkpoint(
     if not isinstance(history, list) or not all(_is_record(record) for record in history):
         raise ValueError(f"{file} is damaged (its history is none); remove it to begin anew")
     _check_same(file, recipe, recipe_there)
+    if len(history) > recipe.epochs or [record["epoch"] for record in history] != [*range(1, len(history) + 1)]:
+        raise ValueError(
+            f"{file} is damaged (its history has other epochs than 1 to {recipe.epochs} at most); "
+            "remove it to begin anew"
+        )
     stored_digests = {"train": metadata["data"], "test": metadata.get("test")}
     check_pictures(folder, stored_digests, {"train": data, "test": test})
     return tensors, history

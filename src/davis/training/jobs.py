@@ -136,8 +136,8 @@ def command_of(job: Job, *, data: Path | None = None, options: Sequence[str] = (
     for name, value in settings.items():
         if value is not None:
             words += [f"--{name}", str(value)]
-    words += ["--out", str(job.folder), *options]
-    return [*words, "--data", str(data)] if data is not None else words
+    words += [f"--out={job.folder}", *options]  # in one word, since a folder may begin with a dash
+    return [*words, f"--data={data}"] if data is not None else words
 
 
 def run_jobs(
@@ -189,7 +189,9 @@ def run_jobs(
                 row = job.state()
                 if process.returncode:
                     fail(job, f"ended with status {process.returncode}; see {job.folder / 'output.log'}")
-                elif row["error"] is None and row["test accuracy"] is not None:
+                elif row["state"] != "trained":
+                    fail(job, row["error"] or f"ended without a model card; see {job.folder / 'output.log'}")
+                else:
                     say(f"{name}: trained, test accuracy {100 * row['test accuracy']:.2f}")
     finally:
         for _, process in running.values():

@@ -14,11 +14,11 @@ from torch import nn
 
 from davis import __version__
 from davis.training import figure, files
-from davis.training.pictures import NORMALISATION, Data, Pictures, UnknownDataset, normalised, read
+from davis.training.pictures import Data, Pictures, UnknownDataset, normalised, read
 from davis.training.recipe import Recipe
 from davis.training.step import Step, capture
 from davis.zoo import build
-from davis.zoo.weights import sha256_of
+from davis.zoo.weights import CARD, sha256_of
 
 _TOLD_EVERY = 10  # steps
 
@@ -65,6 +65,7 @@ def train(
         return card
     chosen = _device(device)
     whole = data if isinstance(data, Data) else read(recipe.dataset, data)
+    whole.preprocessing()  # refuses what the card could not describe, before the work
     with files.alone_in(folder):
         return _train(recipe, folder, whole, chosen, graph=graph, compiled=compiled, save_every=save_every, watch=watch)
 
@@ -89,6 +90,11 @@ def finished(
         say(f"{folder}: trained already; its pictures are not there to be compared ({error})")
         return card
     files.check_pictures(folder, card["data"], whole.digests())
+    if card.get("preprocessing") != whole.preprocessing().to_dict():  # as in cards of before, for all sides but 32
+        raise ValueError(
+            f"{folder / CARD} does not say how these pictures are prepared; "
+            "remove it and give the same command again: nothing is trained anew where the checkpoint is"
+        )
     return card
 
 
@@ -218,7 +224,7 @@ def _finish(
         "images_left_out_of_each_epoch": len(step.labels) - used,  # drawn anew in each
         "data": digests,
         "recipe": recipe.to_dict(),
-        "preprocessing": NORMALISATION.to_dict(),
+        "preprocessing": whole.preprocessing().to_dict(),
         "precision": "bfloat16 autocast" if test.images.is_cuda else "float32",
         "device": torch.cuda.get_device_name(test.images.device) if test.images.is_cuda else "cpu",
         "seconds": round(sum(record["seconds"] for record in history), 1),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,6 +52,16 @@ class Data(NamedTuple):
         """Of the pictures of both halves, by their names."""
         return {"train": self.train.sha256(), "test": self.test.sha256()}
 
+    def preprocessing(self) -> Preprocessing:
+        """What makes such pictures of others: they are trained on as they are, so their side is the size."""
+        height, width = self.train.images.shape[1:3]
+        if height != width:
+            raise ValueError(
+                f"the pictures are {height} x {width} pixels; give square ones: "
+                "of others no model card could say how they are prepared"
+            )
+        return replace(NORMALISATION, size=height, resize=height)
+
 
 class UnknownDataset(ValueError):
     """A name that is neither in the catalogue nor that of a folder."""
@@ -74,7 +85,7 @@ def read(dataset: str, folder: Path | None = None) -> Data:
             f"{tuple(test.images.shape[1:])}; make them the same size"
         )
     known = CLASSES.get(dataset, int(train.labels.max()) + 1)
-    if int(torch.cat([train.labels, test.labels]).max()) >= known or int(train.labels.min()) < 0:
+    if int(torch.cat([train.labels, test.labels]).max()) >= known:
         raise ValueError(f"{dataset}: labels must be whole numbers from 0 to {known - 1}, the highest of train")
     present = train.labels.unique()  # sorted
     missing = (present != torch.arange(len(present))).nonzero()

