@@ -260,7 +260,10 @@ class TestRun:
         five.labels = np.arange(5)  # one image of each class: nothing varies within them
         described = replace(benchmark(backbone, specs), fit=five, calibration=pictures("held", 90, 8))
         found = run(described, tmp_path / "run", cache=tmp_path / "cache")
-        assert list(found.facts["left_out"]) == ["mean + knn(k=500)", "mean + mahalanobis | mean + energy | knn(k=2)"]
+        assert list(found.facts["left_out"]) == [
+            "mean + knn(k=500)",
+            "mean + mahalanobis | mean + energy | mean + knn(k=2)",
+        ]
         few = "5 images for 24 channels; their covariance is singular, fit on more images"
         said = found.facts["warnings"]
         assert list(said) == ["max + mahalanobis", "mean + vim"]
