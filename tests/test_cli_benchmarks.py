@@ -410,7 +410,6 @@ class TestErrors:
             (["digits.toml", "--method", "mspp"], "unknown stage 'mspp' in 'mspp'; did you mean 'msp'?"),
             (["digits.toml", "--weights", "gone.pth"], "no 'gone.pth' beside the benchmark"),
             (["digits.toml", "--batch", "0"], "Invalid value for '--batch'"),
-            (["paper-cifar10-densenet101", "--weights", "none"], "is not in"),
         ],
     )
     def test_bench(self, run: Run, workplace: Path, arguments: list[str], message: str) -> None:
@@ -430,6 +429,10 @@ class TestErrors:
             assert line[6:].startswith(f"{name} (")
             assert line.endswith(f"{DATASETS[name].count:,} images are expected at {DATASETS[name].places[0]}")
         assert last == "  (2), (3), (4), (5): not distributed: see docs/imagenet.md"
+        done = run("bench", "paper-cifar10-densenet101", "--weights", "none", "--out", "failed")
+        assert done.err.startswith("error: 8 things are missing; the data directory is ")
+        assert done.err.count("davis data get cifar10\n") == 1  # train and test come together
+        assert not (workplace / "failed").exists()
 
     def test_of_the_file(self, run: Run, workplace: Path) -> None:
         text = (workplace / "digits.toml").read_text()
