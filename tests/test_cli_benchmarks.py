@@ -287,6 +287,24 @@ class TestWithoutFile:
         assert len(done.shown["rows"]) == 10
 
 
+class TestWarnings:
+    GIVEN = ("bench", "--model", RGB, "--size", 8, "--fit", "few", "--id", "held", "--ood", "crops", "--out", "warned")
+    METHODS = ("--method", "energy", "--method", "vim", "--method", "max + vim", "--method", "knn(k=99)")
+
+    def test_are_said_once_with_the_name_of_the_detector(self, run: Run, workplace: Path) -> None:
+        pictures(workplace / "few", numpy.random.default_rng(3).integers(0, 256, (4, 8, 8, 3), dtype=numpy.uint8))
+        few = "vim: 4 images for 8 channels; their covariance is singular, fit on more images"
+        none = "vim: training features leave no residual beyond 4 dimensions; the score is energy alone"
+        for _ in range(2):  # a run that was finished says them again
+            done = run(*self.GIVEN, *self.METHODS)
+            said = [line for line in done.err.splitlines() if not line.startswith("wrote ")]
+            assert said[:-1] == [
+                f"warning: '{spec}': {text}" for spec in ("mean + vim", "max + vim") for text in (few, none)
+            ]
+            assert said[-1].startswith("left out 'mean + knn(k=99)': ")
+        assert "`mean + vim`‡" in (workplace / "warned" / "report.md").read_text()
+
+
 class TestClassFolders:
     GIVEN = ("bench", "--model", RGB, "--size", 8, "--ood", "crops", "--method", "nci", "--method", "mahalanobis")
 
@@ -387,17 +405,33 @@ class TestErrors:
             (["--model", RGB, "--id", "held", "--ood", "held"], "the OOD set held names the ID images"),
             (["--model", RGB, "--id", "held", "--ood", "held/0"], "6 of the 12 pictures of 0 are also in fit; give"),
             (["--model", RGB, "--id", "one", "--ood", "crops"], "1 pictures in"),
-            (["--model", RGB, "--id", "held", "--ood", "gone", "--ood", "lost"], "2 things are missing: (1) no "),
             (["--model", RGB, "--id", "gone", "--ood", "crops"], "gone"),
             (["--model", f"{MODULE}:gone", "--id", "held", "--ood", "crops"], f"module '{MODULE}' has no 'gone'"),
             (["digits.toml", "--method", "mspp"], "unknown stage 'mspp' in 'mspp'; did you mean 'msp'?"),
             (["digits.toml", "--weights", "gone.pth"], "no 'gone.pth' beside the benchmark"),
             (["digits.toml", "--batch", "0"], "Invalid value for '--batch'"),
-            (["paper-cifar10-densenet101", "--weights", "none"], "is not in"),
         ],
     )
     def test_bench(self, run: Run, workplace: Path, arguments: list[str], message: str) -> None:
         assert_fails(run("bench", *arguments, "--out", "failed"), message)
+        assert not (workplace / "failed").exists()
+
+    def test_things_that_are_missing_have_a_line_each(self, run: Run, workplace: Path) -> None:
+        data = workplace / "no\nwhere"
+        done = run("bench", "imagenet-crops-mobilenet_v2", "--data", data)
+        assert (done.status, done.out) == (2, "")
+        first, *lines, last = done.err.splitlines()
+        assert first == f"error: 5 things are missing; the data directory is {workplace / 'no where'}"
+        assert [line[:5] for line in lines] == [f"  ({number})" for number in range(1, 6)]
+        assert lines[0].startswith("  (1) 'mobilenet_v2_imagenet1k.pth'; looked for beside the benchmark (")
+        names = ["imagenet_crops", "dtd10_crops", "sun5_crops", "plantdoc_crops"]
+        for line, name in zip(lines[1:], names, strict=True):
+            assert line[6:].startswith(f"{name} (")
+            assert line.endswith(f"{DATASETS[name].count:,} images are expected at {DATASETS[name].places[0]}")
+        assert last == "  (2), (3), (4), (5): not distributed: see docs/imagenet.md"
+        done = run("bench", "paper-cifar10-densenet101", "--weights", "none", "--out", "failed")
+        assert done.err.startswith("error: 8 things are missing; the data directory is ")
+        assert done.err.count("davis data get cifar10\n") == 1  # train and test come together
         assert not (workplace / "failed").exists()
 
     def test_of_the_file(self, run: Run, workplace: Path) -> None:

@@ -177,9 +177,10 @@ def calibrate(
         if rank(len(part), tpr=tpr, kind=kind, delta=doubt) < 1:
             raise ValueError(_too_few(len(part), tpr, kind, doubt, None if groups is None else group))
     if len(scores) > 1 and float(scores.min()) == float(scores.max()):
+        same = scores[0].item() + 0.0  # no negative zero
         warnings.warn(
-            f"all {len(scores)} held-out scores are {scores[0].item():.6g}: the detector cannot tell images apart, "
-            "and only lower scores will be called OOD",
+            f"all {len(scores)} held-out scores are {same:.6g}: the detector cannot tell images apart, and only lower "
+            "scores will be called OOD",
             stacklevel=2,
         )
     return Calibration(

@@ -312,8 +312,14 @@ class TestBuild:
 
     def test_missing_weights_and_images_are_named_together(self, place: Path) -> None:
         text = GOOD.replace("[preprocessing]", 'weights = "gone.pt"\n[preprocessing]')
-        with pytest.raises(FileNotFoundError, match=r"2 things are missing: \(1\) no 'gone.pt' .*\(2\) no 'gone/dark'"):
+        with pytest.raises(FileNotFoundError) as caught:
             built(place, text.replace('dark = "dark"', 'dark = "gone/dark"'))
+        assert str(caught.value).splitlines() == [
+            f"2 things are missing; the data directory is {place / 'data'}",
+            "(1) 'gone.pt'",
+            "(2) 'gone/dark'",
+            f"(1), (2): looked for beside the benchmark ({place}) and in the data directory",
+        ]
 
     def test_broken_images_are_reported(self, place: Path) -> None:
         (place / "dark" / "2.png").write_bytes(b"no image")

@@ -60,14 +60,13 @@ def test_all_that_is_missing_is_named_before_weights_are_fetched(
     shutil.rmtree(data / DATASETS["sun"].places[0])
     with pytest.raises(MissingDataset, match=r"^sun \(SUN scenes, .*; to get it: http.*/SUN\.tar\.gz"):
         describe.build(description, folder, data=data)
-    with pytest.raises(MissingDataset, match=r"^10 things are missing: ") as caught:
+    with pytest.raises(MissingDataset, match=r"^10 things are missing; ") as caught:
         describe.build(description, folder, data=tmp_path / "nothing")
     text = str(caught.value)
-    assert "\n" not in text
-    assert "(1) no 'imagenet/train' beside the benchmark" in text
+    assert "\n(1) 'imagenet/train'; looked for beside the benchmark" in text
     for number, name in enumerate(("imagenet", *SETS), 2):
-        assert f"({number}) {name} (" in text
-        assert DATASETS[name].how in text
+        assert f"\n({number}) {name} (" in text
+        assert text.count(DATASETS[name].origin) == 1
 
 
 @pytest.mark.slow

@@ -188,6 +188,69 @@ def test_a_run_of_its_own_without_paper_labels_or_near_sets(tmp_path: Path) -> N
     assert "nearood" not in files["csv"].read_text()
 
 
+SAID = {
+    "max + energy": ["all held-out scores are 0"],
+    "mean + energy": ["energy: 5 < 50 images", "all held-out scores are 0"],
+}
+
+
+def test_detectors_that_warned_are_marked_and_their_warnings_listed(
+    results: Results, written: dict[str, Path], tmp_path: Path
+) -> None:
+    facts = {"warnings": SAID, "device": "cpu", "images": {}}
+    few = made(tmp_path, SPECS, GROUPS, images=50, channels=6, facts=facts)
+    files = {file.suffix[1:]: file.read_bytes() for file in report.write_reports(few, tmp_path / "out")}
+    marked = set(re.findall(r"^\| `([^`]+)`‡ \|", files["md"].decode(), flags=re.M))
+    plain = set(re.findall(r"^\| `([^`]+)` \| [\d*<]", files["md"].decode(), flags=re.M))
+    assert (marked, plain - set(SPECS)) == (set(SAID), set())
+    assert plain == set(SPECS) - set(SAID)
+    assert "- all held-out scores are 0 (`max + energy`, `mean + energy`)\n" in files["md"].decode()
+    assert "- energy: 5 < 50 images (`mean + energy`)\n" in files["md"].decode()
+    page = files["html"].decode()
+    check_page(page)
+    rows = re.findall(r'<th scope="row"><code>([^<]+)</code>(<a class="beware" href="#beware")?', page)
+    assert {detector for detector, sign in rows if sign} == set(SAID)
+    assert {detector for detector, sign in rows if not sign} == set(SPECS) - set(SAID)
+    assert page.count('id="beware"') == 1
+    assert "<li>energy: 5 &lt; 50 images (<code>mean + energy</code>)</li>" in page
+    tex = files["tex"].decode()
+    assert set(re.findall(r"^\\texttt\{([^}]+)\}\$\^\\ddagger\$ &", tex, flags=re.M)) == set(SAID)
+    assert r"all held-out scores are 0 (\texttt{max + energy}, \texttt{mean + energy})" in tex
+    assert tex.count("{") == tex.count("}")
+    assert {line["detector"] for line in csv.DictReader(files["csv"].decode().splitlines())} == set(SPECS)
+    for name in ("md", "html", "tex"):  # of a run where nobody warned
+        assert not re.search("‡|ddagger|Beware", written[name].read_text())
+
+
+def test_averages_are_explained_before_the_tables(written: dict[str, Path], tmp_path: Path) -> None:
+    alone = made(tmp_path, ["mean + msp"], {"noise": "far"}, images=50, channels=6, paper=None)
+    far = {file.suffix[1:]: file for file in report.write_reports(alone, tmp_path / "out")}
+    for name, table in (("md", "| detector |"), ("html", "<table")):
+        above = re.sub("<.*?>", "", written[name].read_text().partition(table)[0])
+        assert "nearood: the plain mean over the near OOD sets" in above
+        assert "farood: the plain mean over the far ones (svhn, dtd10)" in above
+        above = re.sub("<.*?>", "", far[name].read_text().partition(table)[0])
+        assert "farood: the plain mean over the far OOD sets (noise)" in above
+        assert "nearood" not in above
+
+
+@pytest.mark.parametrize(("spec", "skipped"), [("mean + msp", {}), ("odin + mean + msp", {"noise": 3})])
+def test_facts_that_do_not_apply_are_left_out(spec: str, skipped: dict[str, int], tmp_path: Path) -> None:
+    facts = {"pixel_images": 2000, "skipped": skipped, "device": "cpu"}
+    alone = made(tmp_path, [spec], {"noise": "far"}, images=50, channels=6, paper=None, facts=facts)
+    page = next(file for file in report.write_reports(alone, tmp_path / "out") if file.suffix == ".html").read_text()
+    shown = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page))
+    assert shown == ({"device": "cpu"} | ({"pixel_images": "2000", "skipped": "noise: 3"} if skipped else {}))
+
+
+def test_names_of_detectors_are_headings_of_their_rows(tmp_path: Path) -> None:
+    facts = {"flops": {"model": 1e6, "mean + msp": 1e3}, "accuracy_by_spec": {"mean + msp": 0.5}}
+    alone = made(tmp_path, ["mean + msp"], {"noise": "far"}, images=50, channels=6, paper=None, facts=facts)
+    page = next(file for file in report.write_reports(alone, tmp_path / "out") if file.suffix == ".html").read_text()
+    assert "<td><code>" not in page  # which is aligned to the right, as numbers are
+    assert '<th scope="row"><code>mean + msp</code></th><td>0.001</td>' in page
+
+
 def test_a_missing_package_is_one_clear_line(results: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> Any:
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)

@@ -9,6 +9,7 @@ import random
 import subprocess
 import sys
 import time
+import warnings
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -251,6 +252,58 @@ class TestRun:
         assert "NaN or infinity" in found.facts["left_out"]["mean + maxlogit"]
         assert set(found.facts["accuracy_by_spec"]) == set(found.specs)
 
+    def test_what_methods_warn_of_is_kept_with_their_names(
+        self, backbone: davis.Backbone, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        specs = ["mean + knn(k=500)", "energy", "max + mahalanobis", "vim", "mahalanobis | energy | knn(k=2)"]
+        five = pictures("train", 5, 1, labelled=True)
+        five.labels = np.arange(5)  # one image of each class: nothing varies within them
+        described = replace(benchmark(backbone, specs), fit=five, calibration=pictures("held", 90, 8))
+        found = run(described, tmp_path / "run", cache=tmp_path / "cache")
+        assert list(found.facts["left_out"]) == [
+            "mean + knn(k=500)",
+            "mean + mahalanobis | mean + energy | mean + knn(k=2)",
+        ]
+        few = "5 images for 24 channels; their covariance is singular, fit on more images"
+        said = found.facts["warnings"]
+        assert list(said) == ["max + mahalanobis", "mean + vim"]
+        assert said["max + mahalanobis"][:2] == [
+            f"mahalanobis: {few}",
+            "mahalanobis: features do not vary within classes; every image scores 0: fit on more images",
+        ]
+        assert said["max + mahalanobis"][2].startswith("all 90 held-out scores are 0: the detector cannot tell")
+        assert said["mean + vim"][0] == f"vim: {few}"
+        assert len(said["max + mahalanobis"]) == 3
+        assert len(set(said["mean + vim"])) == len(said["mean + vim"])
+        assert caplog.text == ""  # the caller says them, once
+        written = (tmp_path / "run" / "results.json").read_bytes()
+        for lost in (["results.json"], ["results.json", "scores/dark.npz"], ["results.json", "scores/odd.npz"]):
+            for name in lost:
+                (tmp_path / "run" / name).unlink()
+            run(described, tmp_path / "run", cache=tmp_path / "cache")
+            assert (tmp_path / "run" / "results.json").read_bytes() == written, lost
+
+    def test_a_method_that_moves_images_may_warn_while_it_scores(
+        self, backbone: davis.Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from davis.stages import MaxLogit
+
+        forward = MaxLogit.forward
+
+        def loud(self: Any, *inputs: torch.Tensor) -> torch.Tensor:
+            warnings.warn("odd", stacklevel=1)
+            self.warn("even")
+            return forward(self, *inputs)
+
+        described = benchmark(backbone, ["odin + maxlogit", "odin + msp", "energy"])
+        calm = run(described, tmp_path / "calm", cache=tmp_path / "cache")
+        assert calm.facts["warnings"] == {}
+        assert not (tmp_path / "calm" / "warnings.json").exists()
+        monkeypatch.setattr(MaxLogit, "forward", loud)
+        found = run(described, tmp_path / "run", cache=tmp_path / "cache")
+        assert found.facts["warnings"] == {"odin + mean + maxlogit": ["maxlogit: even", "odd"]}
+        assert found.rows == calm.rows
+
     def test_labels_outside_the_models_classes_are_refused(self, backbone: davis.Backbone, tmp_path: Path) -> None:
         for role, name in (("fit", "train"), ("test", "test")):
             images = pictures(name, 70, 9, labelled=True)
@@ -308,6 +361,7 @@ class TestRun:
             "import davis, models, test_run as t; from davis.bench import cache; cache._SAVE_EVERY = 0.0\n"
             "specs = ['energy', 'max + knn(k=5)', 'odin + msp', 'vim', 'knn(k=999)']\n"
             "b = t.benchmark(davis.Backbone(models.small_net()), specs)\n"
+            "b = t.replace(b, fit=t.pictures('train', 20, 1, labelled=True))\n"  # too few for ViM, which says so
             "print('begun', flush=True)\n"
             "folder = Path(sys.argv[3]); t.run(b, folder / 'run', cache=folder / 'cache')\n"
         )
@@ -336,8 +390,16 @@ class TestRun:
                 rough.wait()
                 kills += 1
         assert kills > 0
+        assert list(results.load(tmp_path / "calm" / "run").facts["warnings"]) == ["mean + vim"]
         assert begin("rough").wait() == 0
-        for part in ("run/results.json", "run/scores", "run/units", "run/accuracy.json", "run/head.npz"):
+        for part in (
+            "run/results.json",
+            "run/scores",
+            "run/units",
+            "run/accuracy.json",
+            "run/head.npz",
+            "run/warnings.json",
+        ):
             assert digest(tmp_path / "rough" / part) == digest(tmp_path / "calm" / part), part
 
 

@@ -269,23 +269,31 @@ def _known(
 
 
 def _check_there(description: Mapping[str, Any], files: Sequence[str], folder: Path, data: Path) -> None:
-    """One error for all that is missing, each with how to get it."""
+    """One error for all that is missing, a line for each; how to get it is said once where it is the same."""
     identity = [source for source in description["id"].values() if isinstance(source, str)]
     ood = [source for group in ("far", "near") for source in description.get(group, {}).values()]
-    missing: list[FileNotFoundError] = []
+    missing: list[MissingDataset] = []
     for source in dict.fromkeys([*files, *identity, *ood]):
         try:
             if source in DATASETS and source not in files:
                 find(source, data)
             else:
                 _locate(source, folder, data)
-        except FileNotFoundError as error:
+        except MissingDataset as error:
             missing.append(error)
     if len(missing) == 1:
         raise missing[0]
     if missing:
-        items = "; ".join(f"({number}) {error}" for number, error in enumerate(missing, 1))
-        raise MissingDataset(f"{len(missing)} things are missing: {items}")
+        lines = [f"({number}) {each.item}" for number, each in enumerate(missing, 1)]
+        wanting: dict[str, list[int]] = {}
+        for number, each in enumerate(missing, 1):
+            wanting.setdefault(each.origin, []).append(number)
+        for origin, numbers in wanting.items():
+            if len(numbers) == 1:
+                lines[numbers[0] - 1] += f"; {origin}"
+            else:
+                lines.append(f"{', '.join(f'({number})' for number in numbers)}: {origin}")
+        raise MissingDataset(f"{len(missing)} things are missing; the data directory is {data}", lines=lines)
 
 
 def _check_apart(known: Sequence[ImageSet], unknown: Sequence[ImageSet]) -> None:
@@ -316,4 +324,8 @@ def _locate(path: str, folder: Path, data: Path) -> Path:
     for place in (folder / path, data / path):
         if place.exists():
             return place
-    raise FileNotFoundError(f"no {path!r} beside the benchmark ({folder}) or in the data directory ({data})")
+    raise MissingDataset(
+        f"no {path!r} beside the benchmark ({folder}) or in the data directory ({data})",
+        item=repr(path),
+        origin=f"looked for beside the benchmark ({folder}) and in the data directory",
+    )

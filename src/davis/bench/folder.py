@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from davis.bench.results import write_atomically
 from davis.detector import Detector
+from davis.stages import Stage
+from davis.stages.base import listening
 
 
 def claim(folder: Path, identity: dict[str, Any], *, write: bool) -> None:
@@ -64,3 +68,46 @@ class LeftOut:
     def save(self) -> None:
         if self.reasons:
             write_atomically(self._file, (json.dumps(self.reasons, indent=1) + "\n").encode())
+
+
+class Warned:
+    """What detectors warned of, each text once; kept in the folder for a run that is cut off."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / "warnings.json"
+        self.texts: dict[str, list[str]] = json.loads(self._file.read_text()) if self._file.is_file() else {}
+
+    def add(self, spec: str, text: str) -> None:
+        known = self.texts.setdefault(spec, [])
+        if text not in known:
+            known.append(text)
+
+    @contextmanager
+    def by_stages(self, detectors: Sequence[Detector]) -> Iterator[None]:
+        """Inside, what stages say is noted for the detector that they belong to, though many are fitted together."""
+        owners = {stage: detector.spec for detector in detectors for stage in detector.stages}
+
+        def note(stage: Stage, text: str) -> None:
+            if stage in owners:  # the plain mean that ODIN may score by is nobody's
+                self.add(owners[stage], text)
+
+        with listening(note):
+            yield
+
+    @contextmanager
+    def by(self, spec: str) -> Iterator[None]:
+        """Inside, this detector works alone: Python's warnings are its own."""
+        with warnings.catch_warnings(record=True) as raised:
+            warnings.simplefilter("always", UserWarning)  # again where the same place has warned before
+            warnings.simplefilter("always", RuntimeWarning)
+            yield
+        for each in raised:
+            self.add(spec, str(each.message))
+
+    def among(self, specs: Sequence[str]) -> dict[str, list[str]]:
+        """The texts, in the order of the specs."""
+        return {spec: self.texts[spec] for spec in specs if spec in self.texts}
+
+    def save(self) -> None:
+        if self.texts:
+            write_atomically(self._file, (json.dumps(self.texts, indent=1) + "\n").encode())

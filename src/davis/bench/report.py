@@ -24,13 +24,15 @@ from davis.bench.tables import (
     table,
     tabulate,
     verdicts,
+    warned,
 )
 from davis.metrics import interval
+from davis.spec import parse
 
 _BEST = 3  # detectors with figures of their own
 _ILLUSTRATED = 8  # sets with figures; the page stays below 2 MB
 _RESAMPLES = 200
-_TABLES = ("accuracy_by_spec", "flops", "calibration", "left_out")  # facts with a place of their own
+_TABLES = ("accuracy_by_spec", "flops", "calibration", "left_out", "warnings")  # facts with a place of their own
 _NEEDED = ("jinja2", "matplotlib", "pyarrow", "sklearn")
 
 
@@ -77,8 +79,20 @@ def _context(results: Results, lines: Sequence[Line]) -> dict[str, Any]:
         "verdicts": verdicts(lines),
         "accuracies": accuracies(results),
         "costs": costs(results),
-        "facts": {name: _fact(value) for name, value in results.facts.items() if name not in _TABLES},
+        "warned": warned(results),
+        "beware": set(results.facts.get("warnings", {})),
+        "members": {group: [name for name, of in results.groups.items() if of == group] for group in AVERAGES},
+        "averages_of": AVERAGES,
+        "facts": _facts(results),
     }
+
+
+def _facts(results: Results) -> dict[str, str]:
+    """What is said of the run at its end: not what has a place of its own, is empty or concerns no method here."""
+    moves = any(branch.needs_pixels for spec in results.specs for branch in parse(spec))
+    silent = (*_TABLES, *(() if moves else ("pixel_images",)))
+    found = {name: _fact(value) for name, value in results.facts.items() if name not in silent and value is not None}
+    return {name: text for name, text in found.items() if text}
 
 
 def _fact(value: Any) -> str:

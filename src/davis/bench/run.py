@@ -1,6 +1,7 @@
 """Running a benchmark: fill the caches, fit every detector once, score every set, compare.
 
-A detector that cannot be fitted or scored here is left out with the reason, and costs the others nothing.
+A detector that cannot be fitted or scored here is left out with the reason, and costs the others nothing; one that
+can, but warns, is kept with its warnings.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch import Tensor
 from davis import __version__
 from davis.backbone import Backbone
 from davis.bench.cache import STATISTICS, Cached, Dtype, ImageSet, fill, first_images
-from davis.bench.folder import LeftOut, check_free, claim, scores_file
+from davis.bench.folder import LeftOut, Warned, check_free, claim, scores_file
 from davis.bench.overhead import overhead
 from davis.bench.results import Group, Results, Row, compare, save, save_arrays, write_atomically
 from davis.calibrate import calibrate, needed
@@ -103,12 +104,13 @@ def run(benchmark: Benchmark, folder: Path, *, cache: Path, watch: Watch = _sile
     _check_different(benchmark, caches)
     identity = _identity(benchmark, caches)
     claim(folder, identity, write=False)
-    left_out = LeftOut(folder)
+    left_out, warned = LeftOut(folder), Warned(folder)
     working = left_out.without(detectors)
     began = time.perf_counter()
     missing = [name for name, _ in _scored_sets(benchmark) if not scores_file(folder, name).is_file()]
     if missing:
-        _fit(benchmark, working, caches, watch, left_out)
+        with warned.by_stages(working):
+            _fit(benchmark, working, caches, watch, left_out)
         working = left_out.without(detectors)
         seconds["fit"] = time.perf_counter() - began
     claim(folder, identity, write=True)  # not before the fit: one that fails leaves the folder free
@@ -116,12 +118,14 @@ def run(benchmark: Benchmark, folder: Path, *, cache: Path, watch: Watch = _sile
         if name not in missing:
             continue
         began = time.perf_counter()
-        with watch(f"score {name}", len(caches[name])) as step:
+        with watch(f"score {name}", len(caches[name])) as step, warned.by_stages(working):
             scores = _score_cached(working, caches[name], step, left_out)
         seconds[f"score {name}"] = time.perf_counter() - began
-        scores |= _score_pixels(benchmark, working, name, images, watch, left_out)
+        with warned.by_stages(working):
+            scores |= _score_pixels(benchmark, working, name, images, watch, left_out, warned)
         working = left_out.without(detectors)
         left_out.save()
+        warned.save()  # before the scores: a run that goes on from them does not hear it again
         if name == benchmark.test.name:
             cached = [detector for detector in working if not detector.needs_pixels]
             _save_accuracy(folder, cached, caches[name])
@@ -133,7 +137,8 @@ def run(benchmark: Benchmark, folder: Path, *, cache: Path, watch: Watch = _sile
     if classifier.is_linear:
         parts = {"weight": classifier.weight, "bias": classifier.bias}
         save_arrays(folder / "head.npz", {name: part.detach().cpu().numpy() for name, part in parts.items()})
-    results = _results(benchmark, folder, [detector.spec for detector in working], caches, left_out.among(detectors))
+    specs = [detector.spec for detector in working]
+    results = _results(benchmark, folder, specs, caches, left_out.among(detectors), warned)
     save(results, folder)
     known = folder / "timings.json"
     earlier = json.loads(known.read_text(encoding="utf-8")) if known.is_file() else {}
@@ -249,6 +254,7 @@ def _score_pixels(
     images: ImageSet,
     watch: Watch,
     left_out: LeftOut,
+    warned: Warned,
 ) -> Scored:
     moving = [detector for detector in detectors if detector.needs_pixels]
     parts: dict[str, list[Tensor]] = {detector.spec: [] for detector in moving}
@@ -257,7 +263,8 @@ def _score_pixels(
             for pictures in _some(images, benchmark.pixel_images, benchmark.batch):
                 for detector in [each for each in moving if each.spec not in left_out.reasons]:
                     try:
-                        parts[detector.spec].append(detector.score_images(pictures))
+                        with warned.by(detector.spec):
+                            parts[detector.spec].append(detector.score_images(pictures))
                     except ValueError as error:
                         left_out.add(detector, str(error))
                 step(len(pictures))
@@ -290,7 +297,12 @@ def _units(cached: Cached) -> dict[str, NDArray[np.float32]]:
 
 
 def _results(
-    benchmark: Benchmark, folder: Path, specs: list[str], caches: Mapping[str, Cached], left_out: Mapping[str, str]
+    benchmark: Benchmark,
+    folder: Path,
+    specs: list[str],
+    caches: Mapping[str, Cached],
+    left_out: Mapping[str, str],
+    warned: Warned,
 ) -> Results:
     def scores(name: str) -> Scored:
         with np.load(scores_file(folder, name)) as arrays:
@@ -298,7 +310,7 @@ def _results(
 
     id_scores = scores(benchmark.test.name)
     held = _calibration(benchmark)
-    thresholds = None if held is None else {spec: _threshold(values) for spec, values in scores(held).items()}
+    thresholds = None if held is None else {spec: _threshold(spec, each, warned) for spec, each in scores(held).items()}
     rows: list[Row] = []
     for name, (_, group) in benchmark.ood.items():
         rows += compare(id_scores, name, group, scores(name), thresholds=thresholds)
@@ -317,6 +329,7 @@ def _results(
         "flops": {spec: count for spec, count in flops.items() if spec in ("model", *specs)},
         "calibration": None if held is None else {"set": held, "images": len(caches[held]), "tpr": TPR},
         "left_out": dict(left_out),
+        "warnings": warned.among(specs),
     }
     return Results(
         name=benchmark.name,
@@ -332,8 +345,9 @@ def _results(
     )
 
 
-def _threshold(scores: NDArray[np.float64]) -> float | None:
+def _threshold(spec: str, scores: NDArray[np.float64], warned: Warned) -> float | None:
     """What accepts the promised share of new ID images; None where a method saw too few to promise anything."""
     if len(scores) < needed(tpr=TPR):
         return None
-    return calibrate(torch.from_numpy(scores), tpr=TPR).threshold
+    with warned.by(spec):
+        return calibrate(torch.from_numpy(scores), tpr=TPR).threshold

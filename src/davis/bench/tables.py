@@ -193,6 +193,16 @@ def best(lines: Sequence[Line], *, dataset: str | None = None) -> list[str]:
     return sorted(found, key=lambda detector: sum(found[detector]) / len(found[detector]))
 
 
+def warned(results: Results) -> dict[str, list[str]]:
+    """Warnings, each with the detectors that gave it."""
+    found: dict[str, list[str]] = {}
+    texts: Mapping[str, Sequence[str]] = results.facts.get("warnings", {})
+    for spec in texts:
+        for text in texts[spec]:
+            found.setdefault(text, []).append(spec)
+    return found
+
+
 class Accuracy(NamedTuple):
     """What the logits that reach a score would classify, in percent."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import zipfile
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -21,7 +21,13 @@ Role: TypeAlias = Literal["inside", "near", "far"]
 
 
 class MissingDataset(FileNotFoundError):
-    """A named dataset that is not there, or not all of it."""
+    """A named dataset that is not there, or not all of it; or several, in ``lines`` that may be shown as such."""
+
+    def __init__(self, text: str, *, item: str = "", origin: str = "", lines: Sequence[str] = ()) -> None:
+        super().__init__("\n".join((text, *lines)))
+        self.item = item  # what is said of it where several are missing
+        self.origin = origin  # where to get it
+        self.lines = (text, *lines)
 
 
 class Row(NamedTuple):
@@ -72,13 +78,15 @@ def find(name: str, data_dir: Path | None = None) -> Path:
         return row.path
     entry = row.dataset
     if row.state == "missing":
+        expected = f"{entry.count:,} images are expected at {' or '.join(entry.places)}"
+        beside = _beside(name, folder)
         raise MissingDataset(
-            f"{name} ({entry.what}) is not in {folder}: {entry.count:,} images are expected at "
-            f"{' or '.join(entry.places)}; to get it: {entry.how}{_beside(name, folder)}"
+            f"{name} ({entry.what}) is not in {folder}: {expected}; to get it: {entry.origin}{beside}",
+            item=f"{name} ({entry.what}): {expected}{beside}",
+            origin=entry.origin,
         )
-    raise MissingDataset(
-        f"{name}: {row.path} holds {row.found:,} images, {entry.count:,} are expected; to get it: {entry.how}"
-    )
+    found = f"{name}: {row.path} holds {row.found:,} images, {entry.count:,} are expected"
+    raise MissingDataset(f"{found}; to get it: {entry.origin}", item=found, origin=entry.origin)
 
 
 def open_dataset(

@@ -19,6 +19,7 @@ PREPROCESSING = {
 _CIFARS = ("cifar10", "cifar100")
 _RESEARCH = "non-commercial research"
 _MADE = "not distributed; made from the named source"
+_CROPS = "not distributed: see docs/imagenet.md"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,11 +47,14 @@ class Dataset:
         return "; ".join(f"{role} of {', '.join(benchmarks)}" for role, benchmarks in parts if benchmarks)
 
     @property
+    def origin(self) -> str:
+        """Where it is to be had; the same for all that come together."""
+        return f"davis data get {self.fetch}" if self.fetch else self.source
+
+    @property
     def how(self) -> str:
         """What to do to have it."""
-        if self.fetch:
-            return f"davis data get {self.fetch}"
-        return f"{self.source}; put it at {self.places[0]}"
+        return self.origin if self.fetch else f"{self.origin}; put it at {self.places[0]}"
 
 
 def _halves(
@@ -306,7 +310,7 @@ DATASETS = {
             count=1_500,
             places=("imagenet_crops/val",),
             licence=_RESEARCH,
-            source=_MADE,
+            source=_CROPS,
             classes=1000,
             inside=("imagenet_crops",),
             instead_of="imagenet",
@@ -317,7 +321,7 @@ DATASETS = {
             count=600,
             places=("imagenet_crops/dtd",),
             licence="research",
-            source=_MADE,
+            source=_CROPS,
             far=("imagenet_crops",),
             instead_of="textures",
         ),
@@ -327,7 +331,7 @@ DATASETS = {
             count=500,
             places=("imagenet_crops/sun5",),
             licence="research",
-            source=_MADE,
+            source=_CROPS,
             far=("imagenet_crops",),
             instead_of="sun",
         ),
@@ -337,7 +341,7 @@ DATASETS = {
             count=427,
             places=("imagenet_crops/plantdoc",),
             licence="CC BY 4.0",
-            source=_MADE,
+            source=_CROPS,
             far=("imagenet_crops",),
             instead_of="inaturalist",
         ),

@@ -42,7 +42,7 @@ _ClickError: Any = typer.BadParameter.__mro__[2]
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run a command: status 0, 1 if images were skipped, 2 with one line on stderr if it failed, 3 after an alarm,
+    """Run a command: status 0, 1 if images were skipped, 2 with an error on stderr if it failed, 3 after an alarm,
     130 if interrupted.
     """
     given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
@@ -63,12 +63,15 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except Exception as error:
         if debug:
             traceback.print_exc()
-        print(f"error: {_one_line(error)}", file=sys.stderr)
+        print(f"error: {_in_words(error)}", file=sys.stderr)
         status = 2
     sys.exit(status if isinstance(status, int) else 0)
 
 
-def _one_line(error: Exception) -> str:
+def _in_words(error: Exception) -> str:
+    """On one line; only an error that lists several things has a line for each."""
+    if lines := getattr(error, "lines", ()):
+        return "\n  ".join(_on_one_line(line) for line in lines)
     if isinstance(error, _ClickError):
         text = f"{error.format_message().replace('Value error, ', '')} (davis VERB --help lists what there is)"
     elif isinstance(error, OSError) and error.strerror and error.filename:
@@ -77,6 +80,10 @@ def _one_line(error: Exception) -> str:
         text = str(error)
     else:
         text = f"{type(error).__name__}: {error} (--debug shows where)"
+    return _on_one_line(text)
+
+
+def _on_one_line(text: str) -> str:
     return " ".join(text.split())
 
 

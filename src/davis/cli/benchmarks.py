@@ -103,6 +103,9 @@ def bench(
     _show(results, files, as_json)
     for name, count in results.facts["skipped"].items():
         note(f"{count} pictures of {name} could not be read and were left out")
+    for spec, texts in results.facts["warnings"].items():
+        for text in texts:
+            note(f"warning: {spec!r}: {text}")
     for spec, reason in results.facts["left_out"].items():
         note(f"left out {spec!r}: {reason}")
     return 1 if results.facts["skipped"] or results.facts["left_out"] else 0

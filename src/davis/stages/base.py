@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import types
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, ClassVar, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 import torch
@@ -13,6 +16,8 @@ from torch import Tensor, nn
 
 from davis.statistics import Statistics
 from davis.types import Activations, Classifier, Features, Images, Logits, Scores, double
+
+_log = logging.getLogger(__name__)
 
 Value: TypeAlias = "bool | int | float | str | tuple[float, ...] | None"
 
@@ -22,6 +27,9 @@ LogitsOf: TypeAlias = Callable[[Features], Logits]
 
 REGISTRY: dict[str, type[Stage]] = {}
 """Every stage by its name in the spec language; filled by the class statements themselves."""
+
+
+_listener: ContextVar[Callable[[Stage, str], None] | None] = ContextVar("listener", default=None)
 
 
 class NotFittedError(ValueError):
@@ -109,6 +117,14 @@ class Stage(nn.Module):
         """The error for a hyper-parameter outside its range."""
         return ValueError(f"{self.name}({name}={write(getattr(self, name))}): {name} must be {rule}")
 
+    def warn(self, message: str) -> None:
+        """Say that this stage cannot do its job on these data: to who listens, else to the log."""
+        listener, text = _listener.get(), f"{self.name}: {message}"
+        if listener is None:
+            _log.warning("%s", text)
+        else:
+            listener(self, text)
+
     def check_percent(self, *names: str) -> None:
         for name in names:
             if not 0 <= getattr(self, name) <= 100:
@@ -118,6 +134,16 @@ class Stage(nn.Module):
         for name in names:
             if not getattr(self, name) > 0:
                 raise self.refuse(name, "greater than 0")
+
+
+@contextmanager
+def listening(listener: Callable[[Stage, str], None]) -> Iterator[None]:
+    """Inside, warnings of stages go to the listener, which learns whose they are, and not to the log."""
+    before = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(before)
 
 
 class Perturb(Stage):

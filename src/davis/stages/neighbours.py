@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from math import ceil, sqrt
 from typing import Literal, final
 
@@ -13,8 +12,6 @@ from davis.stages.base import NeighbourScore, Score
 from davis.stages.confidence import energy
 from davis.statistics import Statistics
 from davis.types import Classifier, Features, Logits, Scores, double, length
-
-_log = logging.getLogger(__name__)
 
 
 @final
@@ -88,7 +85,7 @@ class NnGuide(Score, name="nnguide"):
         rows = min(max(self.k, ceil(self.ratio * statistics.count)), len(sample.features))
         energies = energy(sample.logits[:rows])
         if energies.min() <= 0:
-            _log.warning("nnguide: some training energies are not positive; two negatives multiply to a high score")
+            self.warn("some training energies are not positive; two negatives multiply to a high score")
         self.bank = _unit(sample.features[:rows]) * energies[:, None].to(sample.features.dtype)
 
     def forward(self, features: Features, logits: Logits, classifier: Classifier) -> Scores:

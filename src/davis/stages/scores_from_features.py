@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from math import ceil
 from typing import Literal, final
 
@@ -13,8 +12,6 @@ from davis.stages.base import Score
 from davis.stages.confidence import energy, generalised_entropy, max_probability
 from davis.statistics import Statistics
 from davis.types import Classifier, Features, Logits, Scores, double, length
-
-_log = logging.getLogger(__name__)
 
 
 @final
@@ -107,7 +104,7 @@ class CadRef(Score, name="cadref"):
         self.means = _means_of_predicted(statistics)
         confidences = self._confidence(statistics.sample.logits)
         if confidences.min() <= 0:
-            _log.warning("cadref: confidence %r is not positive on all training images; scores may flip", self.logit)
+            self.warn(f"confidence {self.logit!r} is not positive on all training images; scores may flip")
         self.confidence = confidences.mean()
 
     def forward(self, features: Features, logits: Logits, classifier: Classifier) -> Scores:

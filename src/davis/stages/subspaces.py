@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Literal, final
 
 import torch
@@ -12,8 +11,6 @@ from davis.stages.base import Score
 from davis.stages.confidence import energy
 from davis.statistics import Statistics
 from davis.types import Classifier, Features, Logits, Scores, double, length
-
-_log = logging.getLogger(__name__)
 
 RANK_CUTOFF = 1e-12
 """Eigenvalues below this share of the largest count as 0 in a pseudo-inverse."""
@@ -53,7 +50,7 @@ class Mahalanobis(Score, name="mahalanobis"):
         floor = RANK_CUTOFF * torch.maximum(values.max(), statistics.covariance.diagonal().max())
         keep = values > floor
         if not keep.any():
-            _log.warning("mahalanobis: features do not vary within classes; every image scores 0: fit on more images")
+            self.warn("features do not vary within classes; every image scores 0: fit on more images")
         self.mean = statistics.mean
         self.whitening = vectors[:, keep] / values[keep].sqrt()
         self.centres = deviations @ self.whitening
@@ -100,7 +97,7 @@ class Vim(Score, name="vim"):
         largest = double(sample.logits).amax(1).mean()
         spread = statistics.covariance.diagonal().sum().sqrt() + shift.square().sum().sqrt()
         if size <= 1e-6 * spread:
-            _log.warning("vim: training features leave no residual beyond %d dimensions; the score is energy alone", d)
+            self.warn(f"training features leave no residual beyond {d} dimensions; the score is energy alone")
             self.alpha = torch.zeros_like(size)
         else:
             self.alpha = largest / size
@@ -120,10 +117,8 @@ class Vim(Score, name="vim"):
 
 def _warn_if_few(stage: Score, statistics: Statistics) -> None:
     if statistics.count <= len(statistics.mean):
-        _log.warning(
-            "%s: %d images for %d channels; their covariance is singular, fit on more images",
-            *(stage.name, statistics.count, len(statistics.mean)),
-        )
+        shape = f"{statistics.count} images for {len(statistics.mean)} channels"
+        stage.warn(f"{shape}; their covariance is singular, fit on more images")
 
 
 @final
