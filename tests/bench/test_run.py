@@ -25,6 +25,7 @@ from davis.bench import cache, results
 from davis.bench.run import Benchmark, _some, run
 from davis.data import Preprocessing
 from davis.joint_fit import fit_from_activations
+from davis.locks import alone_in
 from davis.scoring import accuracies, score_all
 from davis.sets import ArraySet
 
@@ -351,6 +352,68 @@ class TestRun:
             run(benchmark(backbone, ["energy"]), tmp_path / "mine", cache=tmp_path / "cache")
         with pytest.raises(ValueError, match="twice"):
             run(benchmark(backbone, ["energy", "mean + energy"]), tmp_path / "two", cache=tmp_path / "cache")
+
+    @pytest.mark.parametrize("name", ["farood", "nearood", "..", "a/b", ""])
+    def test_names_that_mean_something_else(self, backbone: davis.Backbone, tmp_path: Path, name: str) -> None:
+        made = benchmark(backbone, ["energy"])
+        far = next(iter(made.ood.values()))
+        with pytest.raises(ValueError, match=r"give the image set another name|cannot name an image set"):
+            run(replace(made, ood={name: far}), tmp_path / "run", cache=tmp_path / "cache")
+        assert not (tmp_path / "run").exists()
+
+    def test_one_process_at_a_time(self, backbone: davis.Backbone, tmp_path: Path) -> None:
+        made = benchmark(backbone, ["energy"])
+        with (
+            alone_in(tmp_path / "run", "benchmarks in"),
+            pytest.raises(ValueError, match=r"another process benchmarks in .*run; wait for it"),
+        ):
+            run(made, tmp_path / "run", cache=tmp_path / "cache")
+        run(made, tmp_path / "run", cache=tmp_path / "cache")
+        assert not (tmp_path / "run" / "lock").exists()
+
+    def test_known_sets_must_differ(self, backbone: davis.Backbone, tmp_path: Path) -> None:
+        made = benchmark(backbone, ["energy"])
+        twin = ArraySet("twin", made.fit.images, made.fit.labels, PREPARED)  # type: ignore[attr-defined]
+        with pytest.raises(ValueError, match=r"the ID set twin is the ID set train: give other images"):
+            run(replace(made, test=twin), tmp_path / "run", cache=tmp_path / "cache")
+
+    @pytest.mark.parametrize(
+        ("file", "content"),
+        [
+            *(("results.json", text) for text in (b"{", b"[]", b'{"format": 1, "rows": []}')),
+            *(("units/dark.npz", content) for content in (b"", b"PK", b"x" * 99)),
+        ],
+    )
+    def test_a_damaged_file_is_named_where_it_is_read(
+        self, backbone: davis.Backbone, tmp_path: Path, file: str, content: bytes
+    ) -> None:
+        run(benchmark(backbone, ["energy"]), tmp_path / "run", cache=tmp_path / "cache")
+        (tmp_path / "run" / file).write_bytes(content)
+        with pytest.raises(ValueError, match=rf"{file} is damaged .*; remove it and run the benchmark again"):
+            results.load(tmp_path / "run").units("dark")
+
+    @pytest.mark.parametrize("file", ["scores/dark.npz", "accuracy.json", "overhead.json", "benchmark.json"])
+    def test_a_damaged_file_is_named_where_a_run_goes_on(
+        self, backbone: davis.Backbone, tmp_path: Path, file: str
+    ) -> None:
+        made = benchmark(backbone, ["energy"])
+        run(made, tmp_path / "run", cache=tmp_path / "cache")
+        before = digest(tmp_path / "run" / "results.json")
+        (tmp_path / "run" / file).write_bytes(b"")
+        with pytest.raises(ValueError, match=rf"{file} is damaged .*; (remove it and run|choose another folder)"):
+            run(made, tmp_path / "run", cache=tmp_path / "cache")
+        if file != "benchmark.json":  # which says whose the folder is
+            (tmp_path / "run" / file).unlink()
+            run(made, tmp_path / "run", cache=tmp_path / "cache")
+            assert digest(tmp_path / "run" / "results.json") == before
+
+    @pytest.mark.parametrize("file", ["record.json", "mean.npy"])
+    def test_a_damaged_cache_is_named(self, backbone: davis.Backbone, tmp_path: Path, file: str) -> None:
+        images = pictures("test", 70, 2)
+        kept = cache.fill(tmp_path, backbone, images)
+        (kept.folder / file).write_bytes(b"[]")
+        with pytest.raises(ValueError, match=rf"{file} is .*; remove .* and run again"):
+            cache.fill(tmp_path, backbone, images)
 
     @pytest.mark.slow
     def test_killed_at_any_moment_it_ends_with_the_same_bytes(self, tmp_path: Path) -> None:

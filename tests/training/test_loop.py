@@ -20,9 +20,10 @@ from PIL import Image
 
 from davis import zoo
 from davis.data import Preprocessing
+from davis.locks import alone_in
 from davis.models import load_model, preprocessing_of
 from davis.training import Progress, Recipe, train
-from davis.training.files import alone_in, load_checkpoint, read_log
+from davis.training.files import load_checkpoint, read_log
 from davis.training.loop import evaluate
 from davis.training.pictures import NORMALISATION, Data, normalised
 from davis.zoo.weights import sha256_of
@@ -309,7 +310,7 @@ def test_other_test_pictures_are_not_mixed_in(data: Data, tmp_path: Path) -> Non
 
 
 def test_one_training_at_a_time_in_a_folder(data: Data, tmp_path: Path) -> None:
-    with alone_in(tmp_path / "one"), pytest.raises(ValueError, match="another process trains in"):
+    with alone_in(tmp_path / "one", "trains in"), pytest.raises(ValueError, match="another process trains in"):
         train(recipe(), tmp_path / "one", data=data, device="cpu")
     train(recipe(), tmp_path / "one", data=data, device="cpu")
 

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from davis.backbone import Backbone
+from davis.locks import alone_in
 from davis.types import Activations, Images
 
 FORMAT = 1
@@ -24,6 +25,7 @@ STATISTICS = ("std", "max", "median", "entropy")
 """What is kept beside the mean: every pooling of the language can then be read from the cache."""
 
 _IDENTITY = ("format", "weights", "read", "data", "statistics", "dtype", "batch")
+_PROGRESS = ("columns", "complete", "images", "position", "rows", "seconds")
 _SAVE_EVERY = 15.0  # seconds of work that a kill may cost
 _UNKNOWN = -1  # the label of an image that has none
 
@@ -54,7 +56,7 @@ class Cached:
         self.folder = folder
         self.device = torch.device(device)
         self.record = _read_record(folder)
-        self._columns = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in self.record["columns"]}
+        self._columns = _opened(folder, self.record, "r")
 
     def __len__(self) -> int:
         return int(self.record["rows"])
@@ -133,9 +135,11 @@ def fill(
         "batch": batch,
     }
     folder = _place(root, images.name, identity)
-    if not (folder / "record.json").is_file():
-        _create(folder, backbone, images, identity)
-    _resume(folder, backbone, images, progress)
+    if not ((folder / "record.json").is_file() and _read_record(folder)["complete"]):
+        with alone_in(folder, "fills the cache in"):
+            if not (folder / "record.json").is_file():
+                _create(folder, backbone, images, identity)
+            _resume(folder, backbone, images, progress)
     return Cached(folder, device=next(backbone.model.parameters()).device)
 
 
@@ -201,7 +205,7 @@ def _resume(folder: Path, backbone: Backbone, images: ImageSet, progress: Progre
     record = _read_record(folder)
     if record["complete"]:
         return
-    columns = {name: np.load(folder / f"{name}.npy", mmap_mode="r+") for name in record["columns"]}
+    columns = _opened(folder, record, "r+")
     began = saved = time.perf_counter()
     spent = record["seconds"]
     for batch, labels, pictures in images.batches(record["position"], record["batch"]):
@@ -239,10 +243,24 @@ def _save(folder: Path, columns: dict[str, NDArray[Any]], record: dict[str, Any]
 def _read_record(folder: Path) -> dict[str, Any]:
     file = folder / "record.json"
     try:
-        record: dict[str, Any] = json.loads(file.read_text())
+        record = json.loads(file.read_text())
     except ValueError:
-        raise ValueError(f"{file} is broken; remove {folder} and run again") from None
+        record = None
+    if not isinstance(record, dict) or not {*_IDENTITY, *_PROGRESS} <= record.keys():
+        raise ValueError(f"{file} is broken; remove {folder} and run again")
     return record
+
+
+def _opened(folder: Path, record: Mapping[str, Any], mode: Literal["r", "r+"]) -> dict[str, NDArray[Any]]:
+    """The columns, as files that are read and written in place."""
+    columns = {}
+    for name in record["columns"]:
+        file = folder / f"{name}.npy"
+        try:
+            columns[name] = np.load(file, mmap_mode=mode)
+        except (OSError, ValueError, EOFError):
+            raise ValueError(f"{file} is damaged or gone; remove {folder} and run again") from None
+    return columns
 
 
 def _write_record(folder: Path, record: dict[str, Any]) -> None:

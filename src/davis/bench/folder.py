@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from davis.bench.results import write_atomically
+from davis.bench.results import read_json, write_atomically
 from davis.detector import Detector
+from davis.locks import is_empty_lock
 from davis.stages import Stage
 from davis.stages.base import listening
 
@@ -22,7 +23,7 @@ def claim(folder: Path, identity: dict[str, Any], *, write: bool) -> None:
     file = folder / "benchmark.json"
     check_free(folder)
     if file.is_file():
-        if json.loads(file.read_text(encoding="utf-8")).get("sha256") != digest:
+        if read_json(file, advice="choose another folder").get("sha256") != digest:
             raise ValueError(
                 f"{folder} holds another benchmark, or this one with other data, methods or options; "
                 "choose another folder"
@@ -34,7 +35,7 @@ def claim(folder: Path, identity: dict[str, Any], *, write: bool) -> None:
 def check_free(folder: Path) -> None:
     """Refuse a folder with other things in it."""
     taken = folder.is_dir() and not (folder / "benchmark.json").is_file()
-    if taken and any(entry.name != "cache" for entry in folder.iterdir()):
+    if taken and any(entry.name != "cache" and not is_empty_lock(entry) for entry in folder.iterdir()):
         raise ValueError(f"{folder} is not empty and holds no benchmark; choose another folder")
 
 
@@ -48,7 +49,7 @@ class LeftOut:
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / "left_out.json"
-        self.reasons: dict[str, str] = json.loads(self._file.read_text()) if self._file.is_file() else {}
+        self.reasons: dict[str, str] = read_json(self._file) if self._file.is_file() else {}
 
     def add(self, detector: Detector, reason: str) -> None:
         self.reasons[detector.spec] = reason
@@ -75,7 +76,7 @@ class Warned:
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / "warnings.json"
-        self.texts: dict[str, list[str]] = json.loads(self._file.read_text()) if self._file.is_file() else {}
+        self.texts: dict[str, list[str]] = read_json(self._file) if self._file.is_file() else {}
 
     def add(self, spec: str, text: str) -> None:
         known = self.texts.setdefault(spec, [])

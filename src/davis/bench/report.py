@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 from davis.bench.analysis import condition, examine, weight_of
 from davis.bench.figures import Picture, optional, pictures
 from davis.bench.paper import RELATED, figure
-from davis.bench.results import Results, write_atomically
+from davis.bench.results import AVERAGES, Results, write_atomically
 from davis.bench.tables import (
-    AVERAGES,
     LOWER,
     METRICS,
     Line,

@@ -16,6 +16,7 @@ from davis.metrics import evaluate
 
 Group: TypeAlias = Literal["near", "far"]
 UNITS = ("mean", "std", "max")
+AVERAGES = {"near": "nearood", "far": "farood"}  # what the average over a group is called
 
 
 @dataclass(frozen=True)
@@ -76,8 +77,7 @@ class Results:
     def _arrays(self, file: str) -> dict[str, NDArray[Any]]:
         if self.folder is None:
             raise ValueError("these results were never written; save them first")
-        with np.load(self.folder / file) as arrays:
-            return {key: arrays[key] for key in arrays.files}
+        return load_arrays(self.folder / file)
 
 
 def compare(
@@ -116,12 +116,47 @@ def load(folder: Path) -> Results:
     file = folder / "results.json"
     if not file.is_file():
         raise FileNotFoundError(f"no finished benchmark there: {file} does not exist")
-    record = json.loads(file.read_text(encoding="utf-8"))
+    record = read_json(file)
     if record.pop("format", None) != 1:
         raise ValueError(f"{file} is of another format; run the benchmark again with this version")
-    record["rows"] = [Row(**row) for row in record["rows"]]
-    record["paper"] = None if record["paper"] is None else tuple(record["paper"])
-    return Results(**record, folder=folder)
+    try:
+        record["rows"] = [Row(**row) for row in record["rows"]]
+        record["paper"] = None if record["paper"] is None else tuple(record["paper"])
+        return Results(**record, folder=folder)
+    except (KeyError, TypeError) as error:
+        raise _broken(file, error) from None
+
+
+_AGAIN = "remove it and run the benchmark again"
+
+
+def read_json(file: Path, *, advice: str = _AGAIN) -> dict[str, Any]:
+    """What a run has noted in its folder."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise _broken(file, error, advice) from None
+    if not isinstance(found, dict):
+        raise _broken(file, f"it holds a {type(found).__name__}", advice)
+    return found
+
+
+def load_arrays(file: Path) -> dict[str, NDArray[Any]]:
+    """The arrays of an .npz file."""
+    try:
+        with np.load(file) as arrays:
+            return {key: arrays[key] for key in arrays.files}
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # damaged archives raise nearly anything
+        raise _broken(file, error) from None
+
+
+def _broken(file: Path, reason: object, advice: str = _AGAIN) -> ValueError:
+    text = (str(reason) or type(reason).__name__).splitlines()[0]
+    if "pickle" in text:  # NumPy's advice is to run what is in the file
+        text = "it holds no arrays"
+    return ValueError(f"{file} is damaged ({text}); {advice}")
 
 
 def write_atomically(file: Path, content: bytes) -> None:

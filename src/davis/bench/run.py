@@ -24,10 +24,22 @@ from davis.backbone import Backbone
 from davis.bench.cache import STATISTICS, Cached, Dtype, ImageSet, fill, first_images
 from davis.bench.folder import LeftOut, Warned, check_free, claim, scores_file
 from davis.bench.overhead import overhead
-from davis.bench.results import Group, Results, Row, compare, save, save_arrays, write_atomically
+from davis.bench.results import (
+    AVERAGES,
+    Group,
+    Results,
+    Row,
+    compare,
+    load_arrays,
+    read_json,
+    save,
+    save_arrays,
+    write_atomically,
+)
 from davis.calibrate import calibrate, needed
 from davis.detector import Detector
 from davis.joint_fit import fit_from_activations, fit_together
+from davis.locks import alone_in
 from davis.scoring import Scored, accuracies, score_all, those_that_work
 from davis.sets.classes import agree_on_classes, check_labels
 from davis.statistics import CAPACITY
@@ -73,6 +85,12 @@ def run(benchmark: Benchmark, folder: Path, *, cache: Path, watch: Watch = _sile
 
     Results do not depend on where a run was cut off: the same benchmark gives the same bytes.
     """
+    check_free(folder)
+    with alone_in(folder, "benchmarks in"):
+        return _run(benchmark, folder, cache=cache, watch=watch)
+
+
+def _run(benchmark: Benchmark, folder: Path, *, cache: Path, watch: Watch) -> Results:
     detectors = [Detector(benchmark.backbone, spec) for spec in benchmark.specs]
     if not detectors:
         raise ValueError("the benchmark has no methods left to run")
@@ -82,14 +100,15 @@ def run(benchmark: Benchmark, folder: Path, *, cache: Path, watch: Watch = _sile
     if len(set(names)) < len(names):
         raise ValueError(f"two image sets have the same name: {', '.join(names)}; give each its own")
     for name in names:
-        if not name or Path(name).name != name:
+        if name in AVERAGES.values():
+            raise ValueError(f"{name!r} is what the average over OOD sets is called; give the image set another name")
+        if name in ("", "..") or Path(name).name != name:
             raise ValueError(f"{name!r} cannot name an image set: its files are named after it")
     if benchmark.calibration is not None and len(benchmark.calibration) < needed(tpr=TPR):
         raise ValueError(
             f"{len(benchmark.calibration)} calibration images are too few to accept {100 * TPR:g}% of ID images; "
             f"{needed(tpr=TPR)} are needed"
         )
-    check_free(folder)
     outputs = benchmark.backbone(first_images(benchmark.fit), statistics=()).logits.shape[1]
     agree_on_classes([benchmark.fit, benchmark.test], outputs)
     seconds: dict[str, float] = {}
@@ -107,7 +126,7 @@ def run(benchmark: Benchmark, folder: Path, *, cache: Path, watch: Watch = _sile
     left_out, warned = LeftOut(folder), Warned(folder)
     working = left_out.without(detectors)
     began = time.perf_counter()
-    missing = [name for name, _ in _scored_sets(benchmark) if not scores_file(folder, name).is_file()]
+    missing = [name for name, _ in _scored_sets(benchmark) if not _is_scored(folder, name, benchmark)]
     if missing:
         with warned.by_stages(working):
             _fit(benchmark, working, caches, watch, left_out)
@@ -141,9 +160,14 @@ def run(benchmark: Benchmark, folder: Path, *, cache: Path, watch: Watch = _sile
     results = _results(benchmark, folder, specs, caches, left_out.among(detectors), warned)
     save(results, folder)
     known = folder / "timings.json"
-    earlier = json.loads(known.read_text(encoding="utf-8")) if known.is_file() else {}
+    earlier = read_json(known) if known.is_file() else {}
     write_atomically(known, (json.dumps(earlier | seconds, indent=1) + "\n").encode())
     return results
+
+
+def _is_scored(folder: Path, name: str, benchmark: Benchmark) -> bool:
+    beside = ("accuracy.json", "overhead.json") if name == benchmark.test.name else ()
+    return scores_file(folder, name).is_file() and all((folder / file).is_file() for file in beside)
 
 
 def _sets(benchmark: Benchmark) -> Iterator[tuple[str, ImageSet]]:
@@ -161,10 +185,13 @@ def _scored_sets(benchmark: Benchmark) -> Iterator[tuple[str, ImageSet]]:
 
 def _check_different(benchmark: Benchmark, caches: Mapping[str, Cached]) -> None:
     """The same pictures, known and unknown at once, would give figures that mean nothing."""
-    known = {caches[images.name].data: images.name for images in (benchmark.fit, benchmark.test)}
-    for name in benchmark.ood:
-        if caches[name].data in known:
-            raise ValueError(f"the OOD set {name} is the ID set {known[caches[name].data]}: give other images")
+    known: dict[str, str] = {}
+    for name, _ in _sets(benchmark):
+        kind = "OOD" if name in benchmark.ood else "ID"
+        same = known.get(caches[name].data)
+        if same is not None and not (kind == "OOD" and same in benchmark.ood):  # two OOD names of one set do no harm
+            raise ValueError(f"the {kind} set {name} is the ID set {same}: give other images")
+        known[caches[name].data] = name
 
 
 def _calibration(benchmark: Benchmark) -> str | None:
@@ -305,8 +332,8 @@ def _results(
     warned: Warned,
 ) -> Results:
     def scores(name: str) -> Scored:
-        with np.load(scores_file(folder, name)) as arrays:
-            return {spec: arrays[spec] for spec in specs}
+        arrays = load_arrays(scores_file(folder, name))
+        return {spec: arrays[spec] for spec in specs}
 
     id_scores = scores(benchmark.test.name)
     held = _calibration(benchmark)
@@ -314,8 +341,7 @@ def _results(
     rows: list[Row] = []
     for name, (_, group) in benchmark.ood.items():
         rows += compare(id_scores, name, group, scores(name), thresholds=thresholds)
-    accuracy = json.loads((folder / "accuracy.json").read_text(encoding="utf-8"))
-    flops = json.loads((folder / "overhead.json").read_text(encoding="utf-8"))
+    accuracy, flops = read_json(folder / "accuracy.json"), read_json(folder / "overhead.json")
     facts = benchmark.facts | {
         "davis": __version__,
         "torch": torch.__version__,

@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from davis.bench.paper import Figure, figure, rows_of
-from davis.bench.results import Results, Row
+from davis.bench.results import AVERAGES, Results, Row
 from davis.presets import Preset
 from davis.spec import canonical, parse
 
 METRICS = {"FPR@95": "fpr95", "AUROC": "auroc", "AUPR_IN": "aupr_in", "AUPR_OUT": "aupr_out"}
 LOWER = {"FPR@95"}  # is better
 COMPARED = ("FPR@95", "AUROC")  # what the paper prints
-AVERAGES = {"near": "nearood", "far": "farood"}
 
 _SHADES = 9
 

@@ -260,7 +260,8 @@ def _watch(title: str, total: int) -> Iterator[Callable[[int], None]]:
 
 
 def _show(results: Results, files: list[Path], as_json: bool) -> None:
-    from davis.bench.tables import AVERAGES, tabulate
+    from davis.bench.results import AVERAGES
+    from davis.bench.tables import tabulate
 
     rows: dict[str, dict[str, Any]] = {}
     for line in tabulate(results):

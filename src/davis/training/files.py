@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from importlib import import_module
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +13,11 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from davis.locks import is_empty_lock
 from davis.training.recipe import Recipe
 from davis.zoo.weights import CARD, WEIGHTS, check_weights, read_card
 
-CHECKPOINT, LOG, FIGURE, LOCK = "checkpoint.safetensors", "log.jsonl", "curves.svg", "lock"
+CHECKPOINT, LOG, FIGURE = "checkpoint.safetensors", "log.jsonl", "curves.svg"
 _FORMAT = "1"
 _RECORD = ("epoch", "rate", "loss", "train_accuracy", "test_accuracy", "seconds")
 _ON_CARD = (
@@ -52,8 +51,7 @@ def check_own(folder: Path) -> None:
         return
     unfinished = {LOG, f"{LOG}.next", f"{CHECKPOINT}.next"}
     for name, entry in entries.items():
-        empty_lock = name == LOCK and entry.is_file() and entry.stat().st_size == 0
-        if not (empty_lock or name in unfinished or entry.suffix == ".log"):
+        if not (is_empty_lock(entry) or name in unfinished or entry.suffix == ".log"):
             raise ValueError(f"{folder} is not empty and holds no training; choose another folder")
 
 
@@ -65,50 +63,6 @@ def write_atomically(file: Path, content: bytes) -> None:
         stream.flush()
         os.fsync(stream.fileno())
     os.replace(unfinished, file)
-
-
-@contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
-    """No other process trains in the folder meanwhile; the lock ends with the process, however that ends.
-
-    Afterwards the lock is gone, and so are folders that were made for this and stayed empty.
-    """
-    made = [place for place in (folder, *folder.parents) if not place.exists()]
-    try:
-        with _locked(folder):
-            yield
-    finally:
-        for place in made:
-            with suppress(OSError):  # there are files in it
-                place.rmdir()
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    lock = folder / LOCK
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        stream = lock.open("a")
-    except OSError as error:
-        raise ValueError(f"cannot write in {folder} ({error.strerror}); choose another folder") from None
-    with stream:
-        try:
-            fcntl: Any = import_module("fcntl")
-        except ModuleNotFoundError:  # not on Windows
-            yield
-            return
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            same = os.path.samestat(os.fstat(stream.fileno()), lock.stat())
-        except OSError:
-            same = False
-        if not same:  # held by another, or one that ended has just taken the file away
-            raise ValueError(f"another process trains in {folder}; wait for it, or choose another folder")
-        try:
-            yield
-        finally:
-            if os.fstat(stream.fileno()).st_size == 0:  # ours are empty
-                lock.unlink(missing_ok=True)
 
 
 def save_checkpoint(

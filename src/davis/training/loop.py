@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from davis import __version__
+from davis.locks import alone_in
 from davis.training import figure, files
 from davis.training.pictures import Data, Pictures, UnknownDataset, normalised, read
 from davis.training.recipe import Recipe
@@ -66,7 +67,7 @@ def train(
     chosen = _device(device)
     whole = data if isinstance(data, Data) else read(recipe.dataset, data)
     whole.preprocessing()  # refuses what the card could not describe, before the work
-    with files.alone_in(folder):
+    with alone_in(folder, "trains in"):
         return _train(recipe, folder, whole, chosen, graph=graph, compiled=compiled, save_every=save_every, watch=watch)
 
 
