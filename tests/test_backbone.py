@@ -1010,3 +1010,13 @@ def test_declaring_operators_again_is_harmless():
     declare_missing_operators()
     declare_missing_operators()
     assert pytest.importorskip("torchvision").__version__
+
+
+def test_a_single_image_is_told_from_a_batch():
+    class Unpacking(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            batch, _, _, _ = x.shape
+            return super().forward(x).view(batch, -1)
+
+    with pytest.raises(ValueError, match=r"a single image needs a batch axis: image\[None\]"):
+        Backbone(seeded(Unpacking))(images(2, 3, 31, 31)[0])

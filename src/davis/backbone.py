@@ -253,6 +253,8 @@ class Backbone:
             if seen or isinstance(error, torch.cuda.OutOfMemoryError):
                 raise
             worked = "" if self.image_shape is None else f"; images of shape {self.image_shape} worked before"
+            if images.ndim == 3:
+                worked += "; a single image needs a batch axis: image[None]"
             raise ValueError(
                 f"{type(self.model).__name__} does not take images of shape {tuple(images.shape[1:])} "
                 f"in a batch of {len(images)}{worked} ({_first_line(error)})"
