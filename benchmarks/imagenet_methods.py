@@ -26,7 +26,8 @@ def main(folder: Path) -> None:
     accuracies = ", ".join(f"{title} {100 * run.accuracy:.1f}%" for title, run in runs.items() if run.accuracy)
     print(f"""# Every method on the ImageNet crops
 
-Written by `benchmarks/imagenet_methods.py`. FPR95 / AUROC in percent, averaged over {sets}; then the share of ID and of OOD
+Written by `benchmarks/imagenet_methods.py`.
+FPR95 / AUROC in percent, averaged over {sets}; then the share of ID and of OOD
 images that is accepted by a threshold set beforehand to accept {100 * held["tpr"]:g}% of ID images.
 Of the validation crops {counts[0]} are fitted on, {counts[1]} set thresholds and {counts[2]} are tested. WebP crops,
 which cost accuracy; stand-ins, not the published sets (docs/imagenet.md).
