@@ -869,6 +869,21 @@ def test_groups_of_channels_are_no_positions():
         assert_statistics_of(activations, model.map(images(4, 3, 31, 31)))
 
 
+def test_some_of_the_channels_are_a_map():
+    class Half(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.wide = nn.Conv2d(24, 48, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.wide(self.features(x))[:, :24].mean((2, 3)))
+
+    model = seeded(Half)
+    _, activations = assert_read(model, images(4, 3, 31, 31))
+    with torch.no_grad():
+        assert_statistics_of(activations, model.wide(model.features(images(4, 3, 31, 31)))[:, :24])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_one_token_left_out_of_many_is_seen(dtype):
     class AllButOne(Net):

@@ -14,15 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from davis.last_layer import LINEAR_CALLS, RESHAPING, find_last_layer, owner_of
-from davis.tracing import ADVICE, BATCHES, ENTRY, Call, Node, PerImage, Ref, Replay, Trace, TracingError, substitute
+from davis.positions import PICKING, is_averaging, origin_of, why_no_map
+from davis.tracing import ADVICE, BATCHES, ENTRY, Call, PerImage, Ref, Replay, Trace, TracingError, substitute
 from davis.types import Images, Logits, double
 
-JOINED = {"stack", "cat", "concat", "concatenate", "hstack", "vstack", "dstack", "column_stack", "__setitem__"}
-RANKED = {"topk", "sort", "kthvalue", "msort", "gather", "take_along_dim"}
-EXTREME = {"amax", "amin", "max", "min", "median", "nanmedian", "quantile", "logsumexp"}
-ACROSS = ("conv", "pool", "attention", "interpolate", "upsample", "lstm", "gru", "rnn", "matmul", "mm", "einsum", "fft")
-PICKING = {"__getitem__", "select", "index_select", "narrow", "unbind", "split", "chunk", "take_along_dim", "gather"}
-ONE_TOKEN = "one position that it picks from many, such as a class token"
 IDENTITY = "(identity)"
 CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4}  # of the largest value; half precision: 3e-2
 
@@ -90,7 +85,7 @@ def _averaged_logits(model: nn.Module, traces: tuple[Trace, Trace], logits: Logi
     end = trace.ref(logits).index
     try:
         pooling = _find_pooling(model, traces, end)
-        if _neck(model, traces, pooling.pooled, end) is not None or _ndim(trace, _origin(trace, pooling.map)) < 3:
+        if _neck(model, traces, pooling.pooled, end) is not None or _ndim(trace, origin_of(trace, pooling.map)) < 3:
             return None
     except TracingError:
         return None
@@ -146,7 +141,7 @@ def _find_pooling(model: nn.Module, traces: tuple[Trace, Trace], last: int) -> _
             axis = _averaged_axis(traces, index, pooled)
             if axis is None or not _weighs_all(model, traces, index, pooled, axis):
                 continue
-            reason = _no_map(trace, index, axis)
+            reason = why_no_map(trace, index, axis)
             if reason is None:
                 return _widest(traces, _Pooling(index, pooled, axis), narrow)
             reasons.append(reason)
@@ -179,88 +174,10 @@ def _widest(traces: tuple[Trace, Trace], best: _Pooling, narrow: list[int]) -> _
         for candidate in (node for node in narrow if index < node <= pooled):
             axis = _averaged_axis(traces, index, candidate)
             wider = _ndim(trace, index) >= _ndim(trace, best.map)  # a grid says more than a list
-            if axis is not None and wider and _no_map(trace, index, axis) is None:
+            if axis is not None and wider and why_no_map(trace, index, axis) is None:
                 best = _Pooling(index, candidate, axis)
                 break
     return best
-
-
-def _no_map(trace: Trace, index: int, channel_axis: int) -> str | None:
-    """What is averaged, where it does not lie side by side in one map but was put together for the average.
-
-    Views, branches, frames or members of an ensemble that are stacked have an average too, but the maximum over them
-    is none over an image. Nor is that over the largest values of a map, or over averages.
-    """
-    value = trace.nodes[index].value
-    if value is None:
-        return None
-    channels = value.shape[channel_axis]
-    if value.shape[1:].numel() == channels:  # one position: nothing to tell apart
-        return ONE_TOKEN if _is_picked(trace, trace.nodes[_origin(trace, index)]) else None
-    spread = value.movedim(channel_axis, 1).flatten(2)
-    if bool((spread == spread[..., :1]).all()) and not bool((spread == spread[:1]).all()):  # else a network is dead
-        return "one value that is repeated"
-    origin = trace.nodes[_origin(trace, index)]
-    made, name = origin.value, origin.name.strip("_")
-    if origin.name in RANKED or (name in EXTREME and _is_smaller(trace, origin)):
-        return f"chosen values of a map, such as the largest ({name})"
-    if origin.name in JOINED and not _joins_channels(trace, origin, channels):
-        return f"several tensors put together ({name}), not the positions of one map"
-    if made is None:
-        return None
-    if made.shape[1:].numel() == channels and (_is_averaging(origin) or "pool" in name):
-        return f"what is an average already ({name}), such as that of a frame or a view"
-    if len(made) != trace.batch and made.ndim > 3:
-        return f"several pictures for each image ({name}), such as frames or views"
-    maker = trace.nodes[_origin(trace, index, linear=False)]
-    sizes = () if maker.value is None else maker.value.shape[1:]
-    if channels not in sizes and any(size > channels and size % channels == 0 for size in sizes):
-        return f"groups of the channels that there were ({maker.name}), such as those of several experts"
-    return None
-
-
-def _origin(trace: Trace, index: int, *, linear: bool = True) -> int:
-    """The node that put the values together, behind calls that move them, pick some, or change each by itself."""
-    while len(read := [parent for parent in trace.nodes[index].parents if trace.nodes[parent].live]) == 1:
-        node = trace.nodes[index]
-        if not _keeps_positions(node, trace.nodes[read[0]]) or (node.name == "linear" and not linear):
-            break
-        index = read[0]
-    return index
-
-
-def _keeps_positions(node: Node, read: Node) -> bool:
-    """Whether what is at a place comes from one place of what was read."""
-    if node.name in RESHAPING | {"linear", "__getitem__", "select", "narrow", "index_select"}:
-        return True
-    if node.name in JOINED | RANKED or any(part in node.name for part in ACROSS):
-        return False
-    return node.value is not None and read.value is not None and node.value.shape == read.value.shape
-
-
-def _is_smaller(trace: Trace, node: Node) -> bool:
-    """Whether a node has less than what it was made from: of two tensors a maximum takes away nothing."""
-    read = [trace.nodes[parent].value for parent in node.parents if trace.nodes[parent].live]
-    return node.value is not None and any(value is not None and value.numel() > node.value.numel() for value in read)
-
-
-def _is_picked(trace: Trace, node: Node) -> bool:
-    """Whether a node is some of the positions that there were."""
-    read = [trace.nodes[parent].value for parent in node.parents if trace.nodes[parent].live]
-    lengths = [value.shape[1:].numel() for value in read if value is not None]
-    return node.name in PICKING and node.value is not None and max(lengths, default=0) > node.value.shape[1:].numel()
-
-
-def _joins_channels(trace: Trace, node: Node, channels: int) -> bool:
-    """Whether tensors were put side by side along the channels, as in DenseNet."""
-    parts = [trace.nodes[parent].value for parent in node.parents if trace.nodes[parent].live]
-    if node.value is None or node.name == "stack" or any(part is None for part in parts):
-        return False
-    shapes = [part.shape for part in parts if part is not None]
-    if any(len(shape) != node.value.ndim for shape in shapes):
-        return False
-    along = [axis for axis in range(node.value.ndim) if any(shape[axis] != node.value.shape[axis] for shape in shapes)]
-    return len(along) == 1 and node.value.shape[along[0]] == channels
 
 
 def _ndim(trace: Trace, index: int) -> int:
@@ -291,7 +208,7 @@ def _axes(trace: Trace, index: int, pooled: int) -> list[int]:
     if values.shape[1:].numel() == average.shape[1]:
         # A map of one position equals its average, and so does much else: only an averaging call counts.
         node = trace.nodes[pooled]
-        if not (_is_averaging(node) and index in node.parents):
+        if not (is_averaging(node) and index in node.parents):
             return []
     tolerance = CLOSE.get(average.dtype, 3e-2) * average.abs().max()
     axes = [axis for axis in (1, values.ndim - 1) if values.shape[axis] == average.shape[1]]
@@ -302,17 +219,13 @@ def _mean(values: Tensor, channel_axis: int) -> Tensor:
     return values.movedim(channel_axis, 1).flatten(2).mean(2)
 
 
-def _is_averaging(node: Node) -> bool:
-    return "avg_pool" in node.name or node.name in {"mean", "sum"}
-
-
 def _weighs_alike(trace: Trace, index: int) -> bool:
     """Whether a node averages with one weight for every position, so that the average of its averages is exact.
 
     Asked of the call itself in double precision: in a half, borders that count less are lost in the rounding.
     """
     node = trace.nodes[index]
-    if not _is_averaging(node) or node.call is None or len(node.parents) != 1:
+    if not is_averaging(node) or node.call is None or len(node.parents) != 1:
         return False
     value = trace.nodes[node.parents[0]].value
     if value is None:
