@@ -7,6 +7,8 @@ together.
 
 from __future__ import annotations
 
+from torch import Size
+
 from davis.last_layer import RESHAPING
 from davis.tracing import Node, Trace
 
@@ -46,12 +48,8 @@ def why_no_map(trace: Trace, index: int, channel_axis: int) -> str | None:
     if len(made) != trace.batch and made.ndim > 3:
         return f"several pictures for each image ({name}), such as frames or views"
     maker = trace.nodes[origin_of(trace, index, linear=False)]
-    before = maker.value
-    if (
-        before is not None and before.numel() == value.numel() and channels not in before.shape[1:]
-    ):  # nothing was picked
-        if any(size > channels and size % channels == 0 for size in before.shape[1:]):
-            return f"groups of the channels that there were ({maker.name}), such as those of several experts"
+    if maker.value is not None and _splits(maker.value.shape[1:], value.shape[1:], channels):
+        return f"groups of the channels that there were ({maker.name}), such as those of several experts"
     return None
 
 
@@ -72,6 +70,12 @@ def _keeps_positions(node: Node, read: Node) -> bool:
     if node.name in JOINED | RANKED or any(part in node.name for part in ACROSS):
         return False
     return node.value is not None and read.value is not None and node.value.shape == read.value.shape
+
+
+def _splits(before: Size, after: Size, channels: int) -> bool:
+    """Whether the channels come from more of them, all kept: of fewer numbers some were picked."""
+    more = (size > channels and size % channels == 0 for size in before)
+    return before.numel() == after.numel() and channels not in before and any(more)
 
 
 def _is_smaller(trace: Trace, node: Node) -> bool:
