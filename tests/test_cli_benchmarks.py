@@ -157,7 +157,7 @@ class TestBench:
         assert {entry.name for entry in folder.iterdir()} == {
             *REPORTS,
             *("accuracy.json", "benchmark.json", "head.npz", "overhead.json", "results.json", "timings.json"),
-            *("cache", "scores", "units"),
+            *("left_out.json", "warnings.json", "cache", "scores", "units"),
         }
         assert {file.name for file in (folder / "scores").iterdir()} == {"held.npz", "crops.npz"}
         with numpy.load(folder / "scores" / "crops.npz") as scores:

@@ -299,7 +299,7 @@ class TestRun:
         described = benchmark(backbone, ["odin + maxlogit", "odin + msp", "energy"])
         calm = run(described, tmp_path / "calm", cache=tmp_path / "cache")
         assert calm.facts["warnings"] == {}
-        assert not (tmp_path / "calm" / "warnings.json").exists()
+        assert json.loads((tmp_path / "calm" / "warnings.json").read_text()) == {}
         monkeypatch.setattr(MaxLogit, "forward", loud)
         found = run(described, tmp_path / "run", cache=tmp_path / "cache")
         assert found.facts["warnings"] == {"odin + mean + maxlogit": ["maxlogit: even", "odd"]}
@@ -406,6 +406,21 @@ class TestRun:
             (tmp_path / "run" / file).unlink()
             run(made, tmp_path / "run", cache=tmp_path / "cache")
             assert digest(tmp_path / "run" / "results.json") == before
+
+    @pytest.mark.parametrize(
+        "file", ["left_out.json", "warnings.json", "units/dark.npz", "scores/dark.npz", "head.npz"]
+    )
+    def test_a_lost_file_is_made_again(self, backbone: davis.Backbone, tmp_path: Path, file: str) -> None:
+        few = pictures("train", 20, 1, labelled=True)  # for 24 channels: vim warns
+        made = replace(benchmark(backbone, ["energy", "knn(k=999)", "vim"]), fit=few)
+        run(made, tmp_path / "run", cache=tmp_path / "cache")
+        before = {path: digest(path) for path in (tmp_path / "run").rglob("*") if path.name != "timings.json"}
+        assert json.loads((tmp_path / "run" / "left_out.json").read_text())
+        assert json.loads((tmp_path / "run" / "warnings.json").read_text())
+        (tmp_path / "run" / file).unlink()
+        run(made, tmp_path / "run", cache=tmp_path / "cache")
+        after = {path: digest(path) for path in (tmp_path / "run").rglob("*") if path.name != "timings.json"}
+        assert after == before
 
     @pytest.mark.parametrize("file", ["record.json", "mean.npy"])
     def test_a_damaged_cache_is_named(self, backbone: davis.Backbone, tmp_path: Path, file: str) -> None:

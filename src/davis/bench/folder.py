@@ -44,11 +44,19 @@ def scores_file(folder: Path, name: str) -> Path:
     return folder / "scores" / f"{name}.npz"
 
 
+NOTES = ("left_out.json", "warnings.json")
+
+
+def is_scored(folder: Path, name: str, beside: Sequence[str]) -> bool:
+    """Whether the scores of a set are there with all that is written before them; what is lost is made again."""
+    return all(file.is_file() for file in (scores_file(folder, name), *(folder / each for each in (*NOTES, *beside))))
+
+
 class LeftOut:
     """The detectors that do not work here, and why; kept in the folder for a run that is cut off."""
 
     def __init__(self, folder: Path) -> None:
-        self._file = folder / "left_out.json"
+        self._file = folder / NOTES[0]
         self.reasons: dict[str, str] = read_json(self._file) if self._file.is_file() else {}
 
     def add(self, detector: Detector, reason: str) -> None:
@@ -67,15 +75,14 @@ class LeftOut:
         return {d.spec: self.reasons[d.spec] for d in detectors if d.spec in self.reasons}
 
     def save(self) -> None:
-        if self.reasons:
-            write_atomically(self._file, (json.dumps(self.reasons, indent=1) + "\n").encode())
+        write_atomically(self._file, (json.dumps(self.reasons, indent=1) + "\n").encode())
 
 
 class Warned:
     """What detectors warned of, each text once; kept in the folder for a run that is cut off."""
 
     def __init__(self, folder: Path) -> None:
-        self._file = folder / "warnings.json"
+        self._file = folder / NOTES[1]
         self.texts: dict[str, list[str]] = read_json(self._file) if self._file.is_file() else {}
 
     def add(self, spec: str, text: str) -> None:
@@ -110,5 +117,4 @@ class Warned:
         return {spec: self.texts[spec] for spec in specs if spec in self.texts}
 
     def save(self) -> None:
-        if self.texts:
-            write_atomically(self._file, (json.dumps(self.texts, indent=1) + "\n").encode())
+        write_atomically(self._file, (json.dumps(self.texts, indent=1) + "\n").encode())

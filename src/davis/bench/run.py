@@ -22,7 +22,7 @@ from torch import Tensor
 from davis import __version__
 from davis.backbone import Backbone
 from davis.bench.cache import STATISTICS, Cached, Dtype, ImageSet, fill, first_images
-from davis.bench.folder import LeftOut, Warned, check_free, claim, scores_file
+from davis.bench.folder import LeftOut, Warned, check_free, claim, is_scored, scores_file
 from davis.bench.overhead import overhead
 from davis.bench.results import (
     AVERAGES,
@@ -166,8 +166,9 @@ def _run(benchmark: Benchmark, folder: Path, *, cache: Path, watch: Watch) -> Re
 
 
 def _is_scored(folder: Path, name: str, benchmark: Benchmark) -> bool:
-    beside = ("accuracy.json", "overhead.json") if name == benchmark.test.name else ()
-    return scores_file(folder, name).is_file() and all((folder / file).is_file() for file in beside)
+    beside = [] if name == _calibration(benchmark) else [f"units/{name}.npz"]
+    beside += ["accuracy.json", "overhead.json"] if name == benchmark.test.name else []
+    return is_scored(folder, name, beside)
 
 
 def _sets(benchmark: Benchmark) -> Iterator[tuple[str, ImageSet]]:
