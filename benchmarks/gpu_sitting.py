@@ -58,11 +58,11 @@ class Cost(NamedTuple):
     resumes: bool = False  # in another sitting: its checkpoint is small enough to come home
 
 
-# ResNet-18's are measured and so is DenseNet-101's first; WRN-28-10's was given to us, the others are guessed from
-# their arithmetic.
+# Alone, ResNet-18 and DenseNet-101 are measured (benchmarks/training_speed.md); ResNet-18 on a full card is the share of
+# one of four there. WRN-28-10 alone was given to us. All others are guessed from their arithmetic.
 COSTS = {
-    "resnet18": Cost(2.5, 1.7),
-    "resnet34": Cost(4.8, 3.5),
+    "resnet18": Cost(2.5, 2.0),
+    "resnet34": Cost(4.8, 4.0),
     "wrn28_10": Cost(9.9, 9.9),
     "densenet101": Cost(11.7, 6.0, resumes=True),
     "mobilenet_v2": Cost(5.0, 3.0, resumes=True),

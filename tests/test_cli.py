@@ -597,7 +597,7 @@ class TestScore:
         self, run: Run, fitted: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch, place: str, message: str
     ) -> None:
         before = {file: file.read_bytes() for file in workplace.rglob("*") if file.is_file()}
-        monkeypatch.setattr("davis.cli.detectors.open_backbone", lambda *_: 1 / 0)  # refused before the work
+        monkeypatch.setattr("davis.cli.scoring.open_detector", lambda *_: 1 / 0)  # refused before the work
         done = run("score", fitted, "flat", "--model", MODEL, "--classes", "classes.txt", "--csv", place)
         assert_fails(done, message)
         assert {file: file.read_bytes() for file in workplace.rglob("*") if file.is_file()} == before

@@ -7,7 +7,7 @@ import json
 import math
 import os
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, cast
 
 import safetensors.torch
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from davis import __version__
 from davis.backbone import Backbone
-from davis.calibrate import Calibration, Kind
+from davis.calibrate import Calibration
 from davis.detector import Detector
 from davis.sketch import Sketch
 
@@ -56,7 +56,7 @@ def save(detector: Detector, folder: str | os.PathLike[str]) -> Path:
     record = {
         "format": FORMAT,
         "spec": detector.spec,
-        "calibration": None if detector.calibration is None else _described(detector.calibration),
+        "calibration": None if detector.calibration is None else detector.calibration.to_dict(),
         "backbone": detector.backbone.describe(),
         "head_sha256": head_sha256(detector.backbone),
         "images_seen": detector.images_seen,
@@ -90,7 +90,7 @@ def recalibrate(folder: str | os.PathLike[str], calibration: Calibration) -> Non
     """Give a saved detector another calibration, from scores of its own; needs no model."""
     path = Path(folder)
     record, tensors = _verified(path)
-    record["calibration"] = _described(calibration)
+    record["calibration"] = calibration.to_dict()
     tensors[_CALIBRATION] = calibration.scores
     _write_both(path, record, tensors)
 
@@ -247,18 +247,6 @@ def _whole_numbers(values: Tensor | None, shape: tuple[int, ...] | None, file: P
     return values
 
 
-def _described(calibration: Calibration) -> dict[str, Any]:
-    """What of a calibration is text; its scores are a tensor."""
-    return {
-        "kind": calibration.kind,
-        "tpr": calibration.tpr,
-        "delta": calibration.delta,
-        "thresholds": list(calibration.thresholds),
-        "sizes": list(calibration.sizes),
-        "groups": None if calibration.groups is None else list(calibration.groups),
-    }
-
-
 def _buffers(detector: Detector) -> dict[str, Tensor]:
     """The fitted buffers by ``stages.<position>.<name>``, positions counted over all branches."""
     stages = enumerate(detector.stages)
@@ -325,48 +313,9 @@ def _calibration(
     try:
         if value is None or scores is None:
             raise ValueError(f"{'the text' if value is None else 'the scores'} of it are missing")
-        return _sound_calibration(value, scores, classes)
+        return Calibration.from_dict(value, scores, classes=classes)
     except (ValueError, TypeError, KeyError, IndexError) as error:
         raise ValueError(f"{path / JSON}: its calibration is broken: {error}; calibrate the detector anew") from None
-
-
-def _sound_calibration(value: dict[str, Any], scores: Tensor, classes: int | None) -> Calibration:
-    if value.keys() != {"kind", "tpr", "delta", "thresholds", "sizes", "groups"}:
-        raise ValueError(f"it has the fields {', '.join(sorted(value))}")
-    sizes, groups = value["sizes"], value["groups"]
-    if not isinstance(sizes, list) or not all(type(size) is int and size > 0 for size in sizes):
-        raise ValueError(f"sizes are {sizes!r}")
-    if scores.dtype != torch.float64 or scores.shape != (sum(sizes),) or not scores.isfinite().all():
-        raise ValueError(
-            f"its scores are {scores.dtype} {tuple(scores.shape)}, not {sum(sizes)} finite float64 numbers"
-        )
-    if any(bool((part.diff() < 0).any()) for part in scores.split(sizes)):
-        raise ValueError("its scores are not in order")
-    if groups is None and len(sizes) != 1:
-        raise ValueError(f"{len(sizes)} groups and no classes in them")
-    if groups is not None:
-        known = isinstance(groups, list) and all(type(group) is int for group in groups)
-        if not known or set(groups) != set(range(len(sizes))) or len(groups) != (classes or len(groups)):
-            raise ValueError("its groups are not those of the model's classes")
-    if value["kind"] not in get_args(Kind) or type(value["tpr"]) is not float or not 0 < value["tpr"] < 1:
-        raise ValueError(f"its kind is {value['kind']!r} and its tpr {value['tpr']!r}")
-    doubt = value["delta"]
-    sound = doubt is None if value["kind"] == "marginal" else type(doubt) is float and 0 < doubt < 1
-    if not sound:
-        raise ValueError(f"its delta is {doubt!r}")
-    found = Calibration(
-        scores=scores,
-        sizes=tuple(sizes),
-        tpr=value["tpr"],
-        kind=value["kind"],
-        delta=doubt,
-        groups=None if groups is None else tuple(groups),
-    )
-    if min(found.ranks) < 1:
-        raise ValueError(f"{min(sizes)} scores cannot promise tpr={found.tpr}")
-    if value["thresholds"] != list(found.thresholds):
-        raise ValueError(f"its thresholds are {value['thresholds']!r}, and its scores give {list(found.thresholds)}")
-    return found
 
 
 def _checked(text: bytes, path: Path) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import threading
 import warnings
 import weakref
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from davis.batches import check_kind, check_values, placement, split_batch
 from davis.class_token import discover_class_token
-from davis.discovery import Adapter, discover, logits_of
+from davis.discovery import Adapter, discover, logits_of, named_adapter
 from davis.pooling import summarise
 from davis.self_check import check_logits, check_model
 from davis.tracing import Replay, TracingError
@@ -83,7 +82,7 @@ class Backbone:
         self.model = model
         self.image_shape: tuple[int, ...] | None = None
         self.map_shape: tuple[int, ...] | None = None
-        self._given = _given_adapter(model, tap, head, after, neck)
+        self._given = named_adapter(model, tap, head, after, neck)
         self._class_token = _asks_for_class_token(tokens, given=self._given is not None)
         self._adapter = self._given  # of the last images seen
         self._adapters: dict[Key, Adapter] = {}  # that passed the self-check
@@ -325,33 +324,6 @@ class Backbone:
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
         self._lock = _lock_of(self.model)
-
-
-def _given_adapter(
-    model: nn.Module,
-    tap: str | None,
-    head: str | None,
-    after: Callable[[Tensor], Tensor] | None,
-    neck: Callable[[Tensor], Tensor] | None,
-) -> Adapter | None:
-    if tap is None and head is None:
-        if after is not None or neck is not None:
-            raise ValueError("after= and neck= need tap= and head=; pass all that apply, or none to have them found")
-        return None
-    if tap is None or head is None:
-        missing, given = ("tap", f"head={head!r}") if tap is None else ("head", f"tap={tap!r}")
-        raise ValueError(f"{given} was given without {missing}=; pass both, or none to have them found")
-    names = dict(model.named_modules())
-    for option, name in (("tap", tap), ("head", head)):
-        if not isinstance(name, str):
-            raise TypeError(
-                f"{option}= takes the name of a module, such as 'layer4'; a {type(name).__name__} was given"
-            )
-        if name not in names or (option == "head" and not name):
-            close = difflib.get_close_matches(name, names, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else "its modules are listed by model.named_modules()"
-            raise ValueError(f"{option}={name!r} is no module of {type(model).__name__}; {hint}")
-    return Adapter(tap, head, after, neck)
 
 
 def _asks_for_class_token(tokens: str | None, *, given: bool) -> bool:

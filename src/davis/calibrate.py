@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal, TypeAlias, get_args
@@ -84,6 +84,59 @@ class Calibration:
     def threshold(self) -> float | None:
         """The one threshold; None where predicted classes have their own (``thresholds``, ``groups``)."""
         return self.thresholds[0] if self.groups is None else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """All but the scores, as plain values for an artifact."""
+        return {
+            "kind": self.kind,
+            "tpr": self.tpr,
+            "delta": self.delta,
+            "thresholds": list(self.thresholds),
+            "sizes": list(self.sizes),
+            "groups": None if self.groups is None else list(self.groups),
+        }
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any], scores: Tensor, *, classes: int | None = None) -> Calibration:
+        """What `to_dict` gave, checked against the scores; ``classes`` is how many the model has, where known."""
+        if value.keys() != {"kind", "tpr", "delta", "thresholds", "sizes", "groups"}:
+            raise ValueError(f"it has the fields {', '.join(sorted(value))}")
+        sizes, groups = value["sizes"], value["groups"]
+        if not isinstance(sizes, list) or not all(type(size) is int and size > 0 for size in sizes):
+            raise ValueError(f"sizes are {sizes!r}")
+        if scores.dtype != torch.float64 or scores.shape != (sum(sizes),) or not scores.isfinite().all():
+            raise ValueError(
+                f"its scores are {scores.dtype} {tuple(scores.shape)}, not {sum(sizes)} finite float64 numbers"
+            )
+        if any(bool((part.diff() < 0).any()) for part in scores.split(sizes)):
+            raise ValueError("its scores are not in order")
+        if groups is None and len(sizes) != 1:
+            raise ValueError(f"{len(sizes)} groups and no classes in them")
+        if groups is not None:
+            known = isinstance(groups, list) and all(type(group) is int for group in groups)
+            if not known or set(groups) != set(range(len(sizes))) or len(groups) != (classes or len(groups)):
+                raise ValueError("its groups are not those of the model's classes")
+        if value["kind"] not in get_args(Kind) or type(value["tpr"]) is not float or not 0 < value["tpr"] < 1:
+            raise ValueError(f"its kind is {value['kind']!r} and its tpr {value['tpr']!r}")
+        doubt = value["delta"]
+        sound = doubt is None if value["kind"] == "marginal" else type(doubt) is float and 0 < doubt < 1
+        if not sound:
+            raise ValueError(f"its delta is {doubt!r}")
+        found = cls(
+            scores=scores,
+            sizes=tuple(sizes),
+            tpr=value["tpr"],
+            kind=value["kind"],
+            delta=doubt,
+            groups=None if groups is None else tuple(groups),
+        )
+        if min(found.ranks) < 1:
+            raise ValueError(f"{min(sizes)} scores cannot promise tpr={found.tpr}")
+        if value["thresholds"] != list(found.thresholds):
+            raise ValueError(
+                f"its thresholds are {value['thresholds']!r}, and its scores give {list(found.thresholds)}"
+            )
+        return found
 
     @property
     def sha256(self) -> str:

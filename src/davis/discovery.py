@@ -7,6 +7,7 @@ names is needed.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -44,6 +45,34 @@ class Adapter:
     def layer(self, model: nn.Module) -> nn.Module:
         """The model's last layer."""
         return model.get_submodule(self.head) if self.joint is None else self.joint
+
+
+def named_adapter(
+    model: nn.Module,
+    tap: str | None,
+    head: str | None,
+    after: Callable[[Tensor], Tensor] | None,
+    neck: Callable[[Tensor], Tensor] | None,
+) -> Adapter | None:
+    """How a model is read whose places are named; None where nothing is, and all is to be found."""
+    if tap is None and head is None:
+        if after is not None or neck is not None:
+            raise ValueError("after= and neck= need tap= and head=; pass all that apply, or none to have them found")
+        return None
+    if tap is None or head is None:
+        missing, given = ("tap", f"head={head!r}") if tap is None else ("head", f"tap={tap!r}")
+        raise ValueError(f"{given} was given without {missing}=; pass both, or none to have them found")
+    names = dict(model.named_modules())
+    for option, name in (("tap", tap), ("head", head)):
+        if not isinstance(name, str):
+            raise TypeError(
+                f"{option}= takes the name of a module, such as 'layer4'; a {type(name).__name__} was given"
+            )
+        if name not in names or (option == "head" and not name):
+            close = difflib.get_close_matches(name, names, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else "its modules are listed by model.named_modules()"
+            raise ValueError(f"{option}={name!r} is no module of {type(model).__name__}; {hint}")
+    return Adapter(tap, head, after, neck)
 
 
 def logits_of(output: object) -> Logits:

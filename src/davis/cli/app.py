@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from davis import __version__
-from davis.cli import benchmarks, calibrating, detectors, explaining, showing, training, tuning, watching
+from davis.cli import benchmarks, calibrating, detectors, explaining, scoring, showing, training, tuning, watching
 
 
 class _Verbs(TyperGroup):
@@ -123,7 +123,7 @@ def _davis(
 app.command("list")(detectors.list_)
 app.command()(detectors.inspect)
 app.command()(detectors.fit)
-app.command()(detectors.score)
+app.command()(scoring.score)
 app.command()(calibrating.calibrate)
 app.command()(watching.watch)
 app.command()(tuning.tune)
