@@ -58,8 +58,8 @@ class Cost(NamedTuple):
     resumes: bool = False  # in another sitting: its checkpoint is small enough to come home
 
 
-# Alone, ResNet-18 and DenseNet-101 are measured (benchmarks/training_speed.md); ResNet-18 on a full card is the share of
-# one of four there. WRN-28-10 alone was given to us. All others are guessed from their arithmetic.
+# Alone, ResNet-18 and DenseNet-101 are measured (benchmarks/training_speed.md), and so is ResNet-18 on a full card: a
+# share of four there. WRN-28-10 alone was given to us. All others are guessed from their arithmetic.
 COSTS = {
     "resnet18": Cost(2.5, 2.0),
     "resnet34": Cost(4.8, 4.0),
