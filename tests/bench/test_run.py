@@ -361,6 +361,13 @@ class TestRun:
             run(replace(made, ood={name: far}), tmp_path / "run", cache=tmp_path / "cache")
         assert not (tmp_path / "run").exists()
 
+    @pytest.mark.parametrize("left", ["lock", "benchmark.json.next"])
+    def test_killed_before_the_folder_was_its_own(self, backbone: davis.Backbone, tmp_path: Path, left: str) -> None:
+        (tmp_path / "run" / "cache").mkdir(parents=True)
+        (tmp_path / "run" / left).touch()
+        run(benchmark(backbone, ["energy"]), tmp_path / "run", cache=tmp_path / "run" / "cache")
+        assert not (tmp_path / "run" / left).exists()
+
     def test_one_process_at_a_time(self, backbone: davis.Backbone, tmp_path: Path) -> None:
         made = benchmark(backbone, ["energy"])
         with (

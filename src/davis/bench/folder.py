@@ -35,7 +35,8 @@ def claim(folder: Path, identity: dict[str, Any], *, write: bool) -> None:
 def check_free(folder: Path) -> None:
     """Refuse a folder with other things in it."""
     taken = folder.is_dir() and not (folder / "benchmark.json").is_file()
-    if taken and any(entry.name != "cache" and not is_empty_lock(entry) for entry in folder.iterdir()):
+    begun = {"cache", "benchmark.json.next"}  # what a run leaves that is killed before the folder is its own
+    if taken and any(entry.name not in begun and not is_empty_lock(entry) for entry in folder.iterdir()):
         raise ValueError(f"{folder} is not empty and holds no benchmark; choose another folder")
 
 
