@@ -123,14 +123,17 @@ def test_what_could_not_end_is_not_begun(sitting: ModuleType) -> None:
     slack = sitting.SLACK
     for side_by_side, needed in (
         ([small], 2),
-        ([dense], -slack),  # it goes on elsewhere
         ([wide, small], 10),  # the small one is done after two minutes, of which it had one
         ([wide, wide], 18),
         ([wide, dense, dense], 21),
-        ([small, dense, dense, dense], 4),  # a minute each, until it is done
+        ([dense, dense, dense], 18),
     ):
         assert sitting.all_can_end(side_by_side, needed + slack + 1e-9)
-        assert not sitting.all_can_end(side_by_side, needed + slack - 1e-9) or needed < 0
+        assert not sitting.all_can_end(side_by_side, needed + slack - 1e-9)
+    for minutes, begun in ((0, True), (11.9, True), (12.1, False), (17.9, False), (18.1, True)):
+        # It goes on elsewhere, so that it may be cut off, but not for the sake of others.
+        assert sitting.all_can_end([dense, dense, dense], minutes + slack) is begun
+    assert sitting.all_can_end([small, dense, dense, dense], 4 + slack + 1e-9)  # a minute each, until it is done
 
 
 def test_what_is_left_of_a_training(sitting: ModuleType, data: Data, tmp_path: Path) -> None:
