@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gpu_sitting import jobs, paper_accuracy
 from reproduction import TITLES, average, whole_table
+from sitting.plan import jobs, paper_accuracy
 
 from davis.bench.results import Results, load
 

@@ -1,0 +1,189 @@
+"""The work on the borrowed machine: one call, the driver that outlasts calls, the benchmark of what is trained."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+from davis.catalog import inventory
+from davis.training.jobs import Job, command_of
+from sitting import luggage, plan
+from sitting.parts import unpack
+from sitting.plan import Task
+
+SCRIPT = Path("benchmarks") / "gpu_sitting.py"
+BENCHES = 1  # at a time, beside the trainings
+ATTEMPTS, PAUSE = 4, 15.0  # at each thing, and the seconds between them
+CROWDED = b"busy or unavailable"  # what CUDA says to one process too many
+
+
+def visit(options: argparse.Namespace) -> None:
+    """Put what came in its place, begin the work or let it go on, wait, and fill OUT with what is new."""
+    land(plan.ROOT, options.home)
+    start(options, [sys.executable, str(options.home / "tree" / SCRIPT), "work", *sys.argv[2:]])
+    luggage.collect(options)
+
+
+def land(sent: Path, home: Path) -> None:
+    """Keep what one call sent: the next sends another tree. A part is whole or not there, for the driver reads on."""
+    output, tree, incoming = sent / "benchmarks" / "output", home / "tree", home / "incoming"
+    if not tree.is_dir():
+        for name in ("src", "benchmarks"):
+            shutil.copytree(sent / name, incoming / "tree" / name, ignore=shutil.ignore_patterns("output"))
+        os.replace(incoming / "tree", tree)
+    for kind in ("parts", "work"):
+        (home / kind).mkdir(parents=True, exist_ok=True)
+        for folder in sorted((output / kind).glob("*")):
+            if folder.is_dir() and not (home / kind / folder.name).exists():
+                shutil.copytree(folder, incoming / folder.name)
+                os.replace(incoming / folder.name, home / kind / folder.name)
+    arrived = output / "work" / luggage.ARRIVED
+    if arrived.is_file():
+        shutil.copy(arrived, home / "work" / luggage.ARRIVED)
+
+
+def start(options: argparse.Namespace, words: list[str]) -> None:
+    """Begin the driver in a session of its own, where none is at work."""
+    work = options.home / "work"
+    if (pid := driver_of(work)) is not None:
+        print(f"under way as process {pid}; new parts are found by themselves")
+        return
+    with (work / "driver.log").open("ab") as log:
+        process = subprocess.Popen(words, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True)
+    (work / "driver.pid").write_text(str(process.pid))
+    print(f"begun as process {process.pid}")
+
+
+def driver_of(work: Path) -> int | None:
+    """The process of the driver, where it is at work."""
+    file = work / "driver.pid"
+    if not file.is_file():
+        return None
+    pid = int(file.read_text())
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return None
+    return pid if SCRIPT.name.encode() in command else None
+
+
+def work(options: argparse.Namespace) -> None:
+    """Train and benchmark what the data that are there allow; what is trained is benchmarked before more is begun."""
+    source = str(plan.ROOT / "src")
+    environment = dict(os.environ, PYTHONPATH=source, PYTHONUNBUFFERED="1", OMP_NUM_THREADS="2")
+    place = options.home / "work"
+    data = place / "data"
+    if options.mps:
+        environment |= start_mps(place)
+    todo = {job.recipe.name: job for job in plan.chosen(options)}
+    running: dict[Task, subprocess.Popen[bytes]] = {}
+    failures: Counter[Task] = Counter()
+    again_at: dict[Task, float] = {}
+    at_most = {"train": options.side_by_side, "bench": BENCHES}
+    while True:
+        there = unpack(options.home / "parts", data)
+        for task, process in list(running.items()):
+            if process.poll() is not None:
+                del running[task]
+                say(f"{task.kind} {task.name}: status {process.returncode}")
+                if process.returncode:
+                    again_at[task] = time.monotonic() + PAUSE
+                    if at_most["train"] > 1 and found_no_room(todo[task.name], task):
+                        at_most["train"] -= 1
+                        say(f"the card is crowded: from now on {at_most['train']} trainings at a time")
+                    else:
+                        failures[task] += 1
+        left = options.stay - (time.time() - plan.began(place)) / 60
+        waiting = [task for task in plan.tasks(todo) if task not in running and failures[task] < ATTEMPTS]
+        if not running and not any(plan.all_can_end([plan.work_left(todo[task.name], task)], left) for task in waiting):
+            say(f"done; failed: {sorted(+failures) or 'none'}")
+            return
+        kept = Counter[str]()  # places for what comes first and has no data yet
+        for task in waiting:
+            beside = [other for other in running if other.kind == task.kind]
+            if len(beside) + kept[task.kind] >= at_most[task.kind] or time.monotonic() < again_at.get(task, 0):
+                continue
+            if not task.needs() <= set(there):
+                kept[task.kind] += 1
+                continue
+            if not plan.all_can_end([plan.work_left(todo[each.name], each) for each in (task, *running)], left):
+                continue
+            running[task] = begin(task, todo[task.name], data, environment, options)
+            say(f"{task.kind} {task.name}: begun")
+            break  # one at a time: several that call on the card in the same moment find it busy
+        time.sleep(1)
+
+
+def begin(
+    task: Task, job: Job, data: Path, environment: dict[str, str], options: argparse.Namespace
+) -> subprocess.Popen[bytes]:
+    """A process that does it; what it prints goes to a log beside what it makes."""
+    job.folder.mkdir(parents=True, exist_ok=True)
+    compiled = ["--compile"] if options.compile else []
+    words = command_of(job, data=data, options=["--save-every", "5", *compiled])
+    if task.kind == "bench":
+        words = [sys.executable, str(plan.ROOT / SCRIPT), "bench", str(data.parent), task.name]
+        words += [] if options.pixels else ["--no-pixels"]
+    with log_of(job, task).open("ab") as log:
+        return subprocess.Popen(words, stdout=log, stderr=log, env=environment)
+
+
+def log_of(job: Job, task: Task) -> Path:
+    """Where its processes print."""
+    return job.folder / f"{task.kind}.log"
+
+
+def found_no_room(job: Job, task: Task) -> bool:
+    """Whether a process ended because others had the card: nothing is wrong with what it does."""
+    return CROWDED in log_of(job, task).read_bytes()[-2000:]
+
+
+def say(text: str) -> None:
+    """A line of the driver's log."""
+    print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
+
+
+def start_mps(folder: Path) -> dict[str, str]:
+    """CUDA's multi-process service: kernels of several processes run at the same time. The card stays as it is."""
+    pipes = {"CUDA_MPS_PIPE_DIRECTORY": str(folder / "mps"), "CUDA_MPS_LOG_DIRECTORY": str(folder / "mps")}
+    (folder / "mps").mkdir(exist_ok=True)
+    daemon = shutil.which("nvidia-cuda-mps-control")
+    if daemon is None:
+        print("no nvidia-cuda-mps-control here: the processes take turns", flush=True)
+        return {}
+    done = subprocess.run([daemon, "-d"], env=os.environ | pipes, capture_output=True, text=True)
+    print(f"mps: status {done.returncode} {done.stdout} {done.stderr}", flush=True)
+    return pipes if done.returncode == 0 or "already running" in done.stdout + done.stderr else {}
+
+
+def bench(options: argparse.Namespace) -> None:
+    """Compare the paper's methods on a trained network, on the OOD sets that are there."""
+    from davis.bench import describe
+    from davis.bench.run import run
+
+    folder = options.work / options.name
+    dataset, _, arch = options.name.partition("-")
+    spec = f"paper-{dataset}-{arch}" + ("-own" if arch == "densenet101" else "")
+    description, _ = describe.read(spec)
+    data = options.data or options.work / "data"
+    for group in ("far", "near"):
+        missing = [row.dataset.name for row in inventory(data) if row.state != "present"]
+        description[group] = {key: name for key, name in description[group].items() if name not in missing}
+    weights = str((folder / "weights.safetensors").resolve())
+    built = describe.build(description, folder, data=data, weights=weights, batch=500)
+    built = replace(built, pixel_images=options.pixel_images)
+    if not options.pixels:
+        built = replace(built, specs=describe.without_pixels(list(built.specs)))
+    cache = options.work / "cache" / options.name
+    results = run(built, folder / "bench", cache=cache)
+    shutil.rmtree(cache)  # gigabytes, and the tables are written
+    for left_out, reason in results.facts["left_out"].items():
+        print(f"{options.name}: left out {left_out}: {reason}")
+    print(f"{options.name}: accuracy {results.accuracy}, {len(results.rows)} rows")
