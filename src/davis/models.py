@@ -25,14 +25,18 @@ from davis.catalog import PREPROCESSING
 from davis.data import IMAGENET_MEAN, IMAGENET_STD, INTERPOLATIONS, Preprocessing
 from davis.torchvision_ops import declare_missing_operators
 from davis.zoo import (
+    CLASSES,
     LITES,
     DenseNet,
     EfficientNetLite,
+    build,
     channels_last,
     from_authors,
     from_wheel,
+    load,
     load_trained,
     preprocessing_of_lite,
+    read_factory,
     weights_of_lite,
 )
 from davis.zoo.state_dicts import check_fit, first_line, read_state_dict
@@ -49,7 +53,7 @@ _TRAINED_ON: WeakKeyDictionary[nn.Module, Preprocessing] = WeakKeyDictionary()
 class _Place(NamedTuple):
     """Where a model comes from, and its name there."""
 
-    zoo: str  # davis, torchvision, timm, hf, python or trained
+    zoo: str  # davis, cifar, torchvision, timm, hf, python or trained
     name: str
 
 
@@ -72,6 +76,7 @@ def load_model(name: str, *, weights: str = "default", classes: int | None = Non
         )
     zoos: dict[str, Callable[[str, bool, int | None], nn.Module]] = {
         "davis": _lite,
+        "cifar": _cifar,
         "torchvision": partial(_torchvision, version=weights if is_version(weights) else "DEFAULT"),
         "timm": _timm,
         "hf": _hugging_face,
@@ -101,7 +106,7 @@ def preprocessing_of(name: str, model: nn.Module) -> Preprocessing:
     if model in _TRAINED_ON:
         return _TRAINED_ON[model]
     place = _resolve(name)
-    if place.name.startswith("davis.zoo:cifar"):
+    if place.zoo == "cifar":
         return PREPROCESSING["cifar10"]  # of both
     if place.zoo == "davis":
         return preprocessing_of_lite(place.name)
@@ -149,6 +154,8 @@ def _resolve(name: str) -> _Place:
         if not _is_known(zoo, rest, known):
             raise ValueError(f"unknown {zoo} model {rest!r}; {_suggest(rest, known)}")
         return _Place(zoo, rest)
+    if zoo == "davis.zoo" and read_factory(rest) is not None:
+        return _Place("cifar", rest)
     if colon:
         return _Place("hf", rest) if zoo == "hf" else _Place("python", name)
     if name in LITES:  # timm has networks of these names too: timm:efficientnet_lite0
@@ -215,6 +222,15 @@ def _lite(name: str, pretrained: bool, classes: int | None) -> nn.Module:
     if pretrained:
         model.load_state_dict(weights_of_lite(name))
     return channels_last(model)
+
+
+def _cifar(name: str, pretrained: bool, classes: int | None) -> nn.Module:
+    """One of the paper's networks; pretrained are those that come with the package."""
+    found = read_factory(name)
+    assert found is not None  # else it would have been taken for a Python object
+    if pretrained:
+        return load(found.arch, found.dataset, head=found.head)
+    return build(found.arch, classes=CLASSES[found.dataset] if classes is None else classes, head=found.head)
 
 
 def _torchvision(name: str, pretrained: bool, classes: int | None, *, version: str) -> nn.Module:

@@ -136,8 +136,24 @@ def test_factories_are_model_names() -> None:
     assert isinstance(model, zoo.ResNet)
     assert model.head.out_features == 100
     assert model.act is torch.nn.functional.silu
+    assert load_model("davis.zoo:cifar10_resnet18", weights="none", classes=7).head.out_features == 7  # type: ignore[union-attr]
+    assert isinstance(load_model("davis.zoo:cifar10_resnet18_godin", weights="none").head, GodinHead)
     with pytest.raises(ValueError, match="has no 'cifar10_vgg'"):
         load_model("davis.zoo:cifar10_vgg", weights="none")
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("cifar10_resnet18_tanh", "`davis train 'resnet18(act=tanh)' cifar10`"),
+        ("cifar100_wrn28_10_godin", "`davis train wrn28_10 cifar100 --head godin`"),
+    ],
+)
+def test_a_factory_whose_weights_do_not_ship_is_not_taken_at_random(name: str, command: str) -> None:
+    with pytest.raises(FileNotFoundError) as error:
+        load_model(f"davis.zoo:{name}")
+    assert f"train them with {command} and give its folder" in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_same_seed_same_weights() -> None:

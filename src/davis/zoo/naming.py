@@ -83,23 +83,38 @@ def slug(name: str) -> str:
     return "_".join([arch, *words])
 
 
-def factory(name: str) -> Callable[[], nn.Module]:
-    """The maker of an untrained network for a dataset, by its name in files: ``cifar100_resnet18_gelu``."""
+class Trained(NamedTuple):
+    """What a name such as ``cifar100_resnet18_gelu`` says."""
+
+    dataset: str
+    arch: str  # as `build` takes it
+    head: HeadKind
+
+
+def read_factory(name: str) -> Trained | None:
+    """The network, data and head that the name of a factory stands for; None where it is none.
+
+    >>> read_factory("cifar100_resnet18_gelu")
+    Trained(dataset='cifar100', arch='resnet18(act=gelu)', head='linear')
+    """
     acts = "|".join(ACTIVATIONS)
     pattern = rf"({'|'.join(CLASSES)})_({'|'.join(ARCHS)})(?:_({acts}))?(_godin)?"
     found = re.fullmatch(pattern, name)
+    if found is None:
+        return None
+    dataset, arch, act, godin = found.groups()
+    return Trained(dataset, f"{arch}(act={act})" if act else arch, "godin" if godin else "linear")
+
+
+def factory(name: str) -> Callable[[], nn.Module]:
+    """The maker of an untrained network for a dataset, by its name in files: ``cifar100_resnet18_gelu``."""
+    found = read_factory(name)
     if found is None:
         raise AttributeError(
             f"davis.zoo has no {name!r}; factories are DATASET_ARCH, such as cifar10_resnet18 or "
             f"cifar100_resnet18_silu, of {', '.join(CLASSES)} and {', '.join(ARCHS)}"
         )
-    dataset, arch, act, godin = found.groups()
-    spelled = f"{arch}(act={act})" if act else arch
-
-    def make() -> nn.Module:
-        return build(spelled, classes=CLASSES[dataset], head="godin" if godin else "linear")
-
-    return make
+    return lambda: build(found.arch, classes=CLASSES[found.dataset], head=found.head)
 
 
 def channels_last(model: nn.Module) -> nn.Module:

@@ -12,7 +12,7 @@ from typing import Any
 import safetensors.torch
 from torch import nn
 
-from davis.zoo.naming import build, slug
+from davis.zoo.naming import HeadKind, build, slug
 
 WEIGHTS, CARD = "weights.safetensors", "card.json"
 
@@ -22,15 +22,17 @@ def shipped() -> dict[str, dict[str, Any]]:
     return {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in sorted(_folder().glob("*.json"))}
 
 
-def load(name: str, dataset: str) -> nn.Module:
+def load(name: str, dataset: str, *, head: HeadKind = "linear") -> nn.Module:
     """A trained network that comes with the package, in eval mode; no network is asked."""
-    stem = f"{dataset}-{slug(name)}"
+    option = "" if head == "linear" else f" --head {head}"
+    stem = f"{dataset}-{slug(name)}" + ("" if head == "linear" else f"_{head}")
     known = shipped()
     if stem not in known:
         raise FileNotFoundError(
             f"no weights of {name!r} trained on {dataset!r} come with davis; "
             f"there are: {', '.join(known) or 'none yet'}; "
-            f"train them with `davis train {quoted(name)} {dataset}` and open the folder with davis.zoo.load_trained"
+            f"train them with `davis train {quoted(name)} {dataset}{option}` and give its folder: it is a model name, "
+            "and davis.zoo.load_trained opens it"
         )
     return _open(_folder() / f"{stem}.json", _folder() / f"{stem}.safetensors")
 
