@@ -69,8 +69,9 @@ def collect(options: argparse.Namespace) -> None:
             for name in SMALL:
                 if (job.folder / name).is_file():
                     archive.add(job.folder / name, f"{job.recipe.name}/{name}")
-        if (work / "driver.log").is_file():
-            archive.add(work / "driver.log", "driver.log")
+        for file in (work / "driver.log", *(work / machine.MPS).glob("*.log")):
+            if file.is_file():
+                archive.add(file, file.relative_to(work))
     arrived = (work / ARRIVED).read_text().split() if (work / ARRIVED).is_file() else []
     given: dict[str, int] = json.loads((work / GIVEN).read_text()) if (work / GIVEN).is_file() else {}
     waiting = [piece for piece in pieces(begun, options) if piece.name not in arrived]

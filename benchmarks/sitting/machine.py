@@ -9,11 +9,13 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 from davis.catalog import inventory
 from davis.training.jobs import Job, command_of
+from davis.training.sharing import shared_card
 from sitting import luggage, plan
 from sitting.parts import unpack
 from sitting.plan import Task
@@ -21,6 +23,8 @@ from sitting.plan import Task
 SCRIPT = Path("benchmarks") / "gpu_sitting.py"
 BENCHES = 1  # at a time, beside the trainings
 ATTEMPTS, PAUSE = 4, 15.0  # at each thing, and the seconds between them
+SPACING = 5.0  # seconds: several that call on the card in the same moment find it busy
+MPS = "mps"  # the folder of the service through which they share the card
 CROWDED = b"busy or unavailable"  # what CUDA says to one process too many
 
 
@@ -76,60 +80,89 @@ def driver_of(work: Path) -> int | None:
 
 def work(options: argparse.Namespace) -> None:
     """Train and benchmark what the data that are there allow; what is trained is benchmarked before more is begun."""
-    source = str(plan.ROOT / "src")
-    environment = dict(os.environ, PYTHONPATH=source, PYTHONUNBUFFERED="1", OMP_NUM_THREADS="2")
     place = options.home / "work"
-    data = place / "data"
-    if options.mps:
-        environment |= start_mps(place)
     todo = {job.recipe.name: job for job in plan.chosen(options)}
-    running: dict[Task, subprocess.Popen[bytes]] = {}
-    failures: Counter[Task] = Counter()
-    again_at: dict[Task, float] = {}
-    at_most = {"train": options.side_by_side, "bench": BENCHES}
-    while True:
-        there = unpack(options.home / "parts", data)
-        for task, process in list(running.items()):
-            if process.poll() is not None:
-                del running[task]
-                say(f"{task.kind} {task.name}: status {process.returncode}")
-                if process.returncode:
-                    again_at[task] = time.monotonic() + PAUSE
-                    if at_most["train"] > 1 and found_no_room(todo[task.name], task):
-                        at_most["train"] -= 1
-                        say(f"the card is crowded: from now on {at_most['train']} trainings at a time")
-                    else:
-                        failures[task] += 1
-        left = options.stay - (time.time() - plan.began(place)) / 60
-        waiting = [task for task in plan.tasks(todo) if task not in running and failures[task] < ATTEMPTS]
-        if not running and not any(plan.all_can_end([plan.work_left(todo[task.name], task)], left) for task in waiting):
-            say(f"done; failed: {sorted(+failures) or 'none'}")
-            return
+    environment = dict(os.environ, PYTHONPATH=str(plan.ROOT / "src"), PYTHONUNBUFFERED="1", OMP_NUM_THREADS="2")
+    with shared_card(say, place / MPS) if options.mps else nullcontext({}) as shared:
+        Driver(place, todo, environment | shared, options).run()
+
+
+class Driver:
+    """What is to do, what is under way, and what the card takes."""
+
+    def __init__(
+        self, place: Path, todo: dict[str, Job], environment: dict[str, str], options: argparse.Namespace
+    ) -> None:
+        self.place, self.todo, self.environment, self.options = place, todo, environment, options
+        self.running: dict[Task, subprocess.Popen[bytes]] = {}
+        self.failures: Counter[Task] = Counter()
+        self.again_at: dict[Task, float] = {}
+        self.next_at = 0.0
+        self.at_most = {"train": options.side_by_side, "bench": BENCHES}
+
+    def run(self) -> None:
+        """Until nothing is left that could end in time."""
+        while True:
+            there = unpack(self.options.home / "parts", self.place / "data")
+            self.reap()
+            left = self.options.stay - (time.time() - plan.began(self.place)) / 60
+            waiting = [
+                task for task in plan.tasks(self.todo) if task not in self.running and self.failures[task] < ATTEMPTS
+            ]
+            if not self.running and not any(plan.all_can_end(self.costs(task), left) for task in waiting):
+                say(f"done; failed: {sorted(+self.failures) or 'none'}")
+                return
+            if time.monotonic() >= self.next_at and (task := self.next_of(waiting, set(there), left)) is not None:
+                self.running[task] = begin(task, self.todo[task.name], self.place, self.environment, self.options)
+                self.next_at = time.monotonic() + SPACING
+                say(f"{task.kind} {task.name}: begun")
+            time.sleep(1)
+
+    def reap(self) -> None:
+        """Take note of what has ended; what the card turned away has not failed."""
+        for task, process in list(self.running.items()):
+            if process.poll() is None:
+                continue
+            del self.running[task]
+            say(f"{task.kind} {task.name}: status {process.returncode}")
+            if process.returncode == 0:
+                continue
+            self.again_at[task] = time.monotonic() + PAUSE
+            if self.at_most["train"] > 1 and found_no_room(self.todo[task.name], task):
+                self.at_most["train"] -= 1
+                say(f"the card is crowded: from now on {self.at_most['train']} trainings at a time")
+            else:
+                self.failures[task] += 1
+
+    def next_of(self, waiting: list[Task], there: set[str], left: float) -> Task | None:
+        """The first that has its data, a place, and time to end beside the others."""
         kept = Counter[str]()  # places for what comes first and has no data yet
         for task in waiting:
-            beside = [other for other in running if other.kind == task.kind]
-            if len(beside) + kept[task.kind] >= at_most[task.kind] or time.monotonic() < again_at.get(task, 0):
+            beside = [other for other in self.running if other.kind == task.kind]
+            if len(beside) + kept[task.kind] >= self.at_most[task.kind]:
                 continue
-            if not task.needs() <= set(there):
+            if time.monotonic() < self.again_at.get(task, 0):
+                continue
+            if not task.needs() <= there:
                 kept[task.kind] += 1
-                continue
-            if not plan.all_can_end([plan.work_left(todo[each.name], each) for each in (task, *running)], left):
-                continue
-            running[task] = begin(task, todo[task.name], data, environment, options)
-            say(f"{task.kind} {task.name}: begun")
-            break  # one at a time: several that call on the card in the same moment find it busy
-        time.sleep(1)
+            elif plan.all_can_end(self.costs(task, *self.running), left):
+                return task
+        return None
+
+    def costs(self, *tasks: Task) -> list[plan.Cost]:
+        """What they still take of the card."""
+        return [plan.work_left(self.todo[task.name], task) for task in tasks]
 
 
 def begin(
-    task: Task, job: Job, data: Path, environment: dict[str, str], options: argparse.Namespace
+    task: Task, job: Job, place: Path, environment: dict[str, str], options: argparse.Namespace
 ) -> subprocess.Popen[bytes]:
     """A process that does it; what it prints goes to a log beside what it makes."""
     job.folder.mkdir(parents=True, exist_ok=True)
     compiled = ["--compile"] if options.compile else []
-    words = command_of(job, data=data, options=["--save-every", "5", *compiled])
+    words = command_of(job, data=place / "data", options=["--save-every", "5", *compiled])
     if task.kind == "bench":
-        words = [sys.executable, str(plan.ROOT / SCRIPT), "bench", str(data.parent), task.name]
+        words = [sys.executable, str(plan.ROOT / SCRIPT), "bench", str(place), task.name]
         words += [] if options.pixels else ["--no-pixels"]
     with log_of(job, task).open("ab") as log:
         return subprocess.Popen(words, stdout=log, stderr=log, env=environment)
@@ -148,19 +181,6 @@ def found_no_room(job: Job, task: Task) -> bool:
 def say(text: str) -> None:
     """A line of the driver's log."""
     print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
-
-
-def start_mps(folder: Path) -> dict[str, str]:
-    """CUDA's multi-process service: kernels of several processes run at the same time. The card stays as it is."""
-    pipes = {"CUDA_MPS_PIPE_DIRECTORY": str(folder / "mps"), "CUDA_MPS_LOG_DIRECTORY": str(folder / "mps")}
-    (folder / "mps").mkdir(exist_ok=True)
-    daemon = shutil.which("nvidia-cuda-mps-control")
-    if daemon is None:
-        print("no nvidia-cuda-mps-control here: the processes take turns", flush=True)
-        return {}
-    done = subprocess.run([daemon, "-d"], env=os.environ | pipes, capture_output=True, text=True)
-    print(f"mps: status {done.returncode} {done.stdout} {done.stderr}", flush=True)
-    return pipes if done.returncode == 0 or "already running" in done.stdout + done.stderr else {}
 
 
 def bench(options: argparse.Namespace) -> None:

@@ -268,6 +268,7 @@ def test_the_schedule(
     monkeypatch.setattr(plan, "COSTS", costs)
     monkeypatch.setattr(plan, "SETS", ())
     monkeypatch.setattr(machine, "PAUSE", 0.0)
+    monkeypatch.setattr(machine, "SPACING", 0.0)
     options = argparse.Namespace(home=tmp_path, side_by_side=2, mps=False, compile=False, pixels=False, stay=17)
     machine.work(options)
     out = capsys.readouterr().out
@@ -308,6 +309,7 @@ for file in ("card.json", "bench/results.json"):
     monkeypatch.setattr(plan, "chosen", lambda _: todo)
     monkeypatch.setattr(plan, "SETS", ())
     monkeypatch.setattr(machine, "PAUSE", 1.0)
+    monkeypatch.setattr(machine, "SPACING", 0.0)
     machine.work(argparse.Namespace(home=tmp_path, side_by_side=4, mps=False, compile=False, pixels=False, stay=17))
     out = capsys.readouterr().out
     assert out.count("the card is crowded") == out.count("status 1") > 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +17,7 @@ from davis.cli.printing import note, table
 
 if TYPE_CHECKING:
     from davis.training import Progress, Recipe
+    from davis.training.jobs import Job
 
 
 def train(
@@ -52,6 +53,10 @@ def train(
     save_every: Annotated[int, typer.Option(min=1, help="Epochs between checkpoints")] = 1,
     jobs: Annotated[Path | None, typer.Option(help="TOML file with [[train]] tables: several trainings")] = None,
     side_by_side: Annotated[int | None, typer.Option(min=1, help="Of --jobs: how many at a time")] = None,
+    mps: Annotated[
+        bool,
+        typer.Option(help="Of --jobs: run at the same time on a GPU, by CUDA's multi-process service if it is there"),
+    ] = True,
     as_json: Json = False,
 ) -> int:
     """Train a network of the zoo by the paper's recipe; cut off, it goes on from its last checkpoint."""
@@ -66,10 +71,20 @@ def train(
         if arch or dataset or act or given:
             raise ValueError("--jobs names the networks, datasets and settings in its file; give them there alone")
         listed, count = read_jobs(jobs, out or Path("trained"))
-        options = ["--save-every", str(save_every), *(["--device", device] if device else [])]
+        options = ["--save-every", str(save_every)]
         options += [] if graph else ["--no-graph"]
         options += ["--compile"] if compiled else []
-        rows = run_jobs(listed, side_by_side=side_by_side or count, data=data, options=options, say=note)
+        with _watching_several() as watch:
+            rows = run_jobs(
+                listed,
+                side_by_side=side_by_side or count,
+                data=data,
+                device=device,
+                options=options,
+                share=mps,
+                say=note,
+                watch=watch,
+            )
         print(json.dumps(rows)) if as_json else table(rows)
         return 1 if any(row["state"] == "failed" for row in rows) else 0
     if arch is None or dataset is None:
@@ -99,10 +114,62 @@ def train(
 
 @contextmanager
 def _watching(recipe: Recipe) -> Iterator[Callable[[Progress], None]]:
-    """A bar over all steps with loss, accuracy and time left, on stderr, where that is a terminal."""
+    """A bar over all steps with loss, accuracy and time left."""
+    with _bars() as bars:
+        task = bars.add_task(recipe.name, total=None, figures="", left="")
+
+        def watch(progress: Progress) -> None:
+            figures = _figures(progress.epoch, progress.epochs, progress.record)
+            left = "" if progress.seconds_left is None else f"{progress.seconds_left:.0f} s left"
+            done = progress.epoch * progress.steps + progress.step
+            bars.update(task, completed=done, total=progress.epochs * progress.steps, figures=figures, left=left)
+
+        yield watch
+
+
+@contextmanager
+def _watching_several() -> Iterator[Callable[[Sequence[Job]], None]]:
+    """A bar over the epochs of each training that runs, as its log tells of them."""
+    from davis.training.files import read_log
+
+    with _bars() as bars:
+        tasks: dict[str, Any] = {}
+
+        def watch(running: Sequence[Job]) -> None:
+            names = [job.recipe.name for job in running]
+            for gone in tasks.keys() - set(names):
+                bars.remove_task(tasks.pop(gone))
+            for job in running:
+                if job.recipe.name not in tasks:
+                    tasks[job.recipe.name] = bars.add_task(
+                        job.recipe.name, total=job.recipe.epochs, figures="", left=""
+                    )
+                try:
+                    history = read_log(job.folder)
+                except ValueError:  # its row says so in the end
+                    continue
+                last = history[-1] if history else {}
+                left = (job.recipe.epochs - len(history)) * last["seconds"] if last else None
+                bars.update(
+                    tasks[job.recipe.name],
+                    completed=len(history),
+                    figures=_figures(len(history), job.recipe.epochs, last),
+                    left="" if left is None else f"{left:.0f} s left",
+                )
+
+        yield watch
+
+
+def _figures(epoch: int, epochs: int, record: Mapping[str, Any]) -> str:
+    counted = f"epoch {epoch}/{epochs}"
+    return counted + (f"  loss {record['loss']:.4f}  test {100 * record['test_accuracy']:.2f}%" if record else "")
+
+
+@contextmanager
+def _bars() -> Iterator[Any]:
+    """Bars on stderr, where that is a terminal; they are gone when the work is done."""
     from rich.console import Console
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bars
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns: tuple[Any, ...] = (
         TextColumn("{task.description}"),
@@ -112,16 +179,7 @@ def _watching(recipe: Recipe) -> Iterator[Callable[[Progress], None]]:
         TextColumn("{task.fields[left]}"),
     )
     hidden = not sys.stderr.isatty()
-    with Bars(*columns, console=Console(stderr=True), redirect_stdout=False, transient=True, disable=hidden) as bars:
-        task = bars.add_task(recipe.name, total=None, figures="", left="")
-
-        def watch(progress: Progress) -> None:
-            record = progress.record
-            figures = f"epoch {progress.epoch}/{progress.epochs}"
-            if record:
-                figures += f"  loss {record['loss']:.4f}  test {100 * record['test_accuracy']:.2f}%"
-            left = "" if progress.seconds_left is None else f"{progress.seconds_left:.0f} s left"
-            done = progress.epoch * progress.steps + progress.step
-            bars.update(task, completed=done, total=progress.epochs * progress.steps, figures=figures, left=left)
-
-        yield watch
+    with Progress(
+        *columns, console=Console(stderr=True), redirect_stdout=False, transient=True, disable=hidden
+    ) as bars:
+        yield bars

@@ -57,14 +57,15 @@ def _one(options: argparse.Namespace) -> int:
 def _jobs(options: argparse.Namespace) -> int:
     jobs, count = read_jobs(options.jobs, options.out or OUT)
     passed = ["--save-every", str(options.save_every)]
-    passed += ["--device", options.device] if options.device else []
     passed += ["--no-graph"] if options.no_graph else []
     passed += ["--compile"] if options.compile else []
     rows = run_jobs(
         jobs,
         side_by_side=options.side_by_side or count,
         data=options.data,
+        device=options.device,
         options=passed,
+        share=not options.no_mps,
         say=_say,
     )
     sys.stdout.write(json.dumps(rows, indent=1) + "\n")
@@ -90,6 +91,7 @@ def _parser() -> argparse.ArgumentParser:
         parser.add_argument(f"--{name}", type=Path)
     parser.add_argument("--device")
     parser.add_argument("--no-graph", action="store_true")
+    parser.add_argument("--no-mps", action="store_true")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--save-every", type=int, default=1)
     parser.add_argument("--side-by-side", type=int)

@@ -17,19 +17,25 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
+
+import torch
 
 from davis.training.files import load_card, read_log
 from davis.training.loop import Said, finished
 from davis.training.recipe import Recipe
+from davis.training.sharing import shared_card
 from davis.zoo import canonical
 
 if sys.version_info >= (3, 11):
@@ -145,12 +151,16 @@ def run_jobs(
     *,
     side_by_side: int = SIDE_BY_SIDE,
     data: Path | None = None,
+    device: str | None = None,
     options: Sequence[str] = (),
+    share: bool = True,
     say: Said = lambda text: None,
+    watch: Callable[[Sequence[Job]], None] = lambda running: None,
 ) -> list[dict[str, Any]]:
     """Train all that is not trained yet, a fixed number at a time; a row for each, failed ones among them.
 
-    What a training prints is in ``output.log`` of its folder.
+    What a training prints is in ``output.log`` of its folder. With ``share``, those on one GPU run at the same time
+    where they would take turns. ``watch`` is called with what runs, again and again.
     """
     if side_by_side < 1:
         raise ValueError(f"at least one training runs at a time, got side_by_side={side_by_side}")
@@ -171,17 +181,20 @@ def run_jobs(
             fail(job, _one_line(error))
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # asked to end: the trainings end too
-    try:
+    words = [*options, *(["--device", device] if device else [])]
+    with _shared(device, min(len(waiting), side_by_side), share, say) as shared, _all_end(running):
         while waiting or running:
             while waiting and len(running) < side_by_side:
                 job = waiting.pop(0)
                 try:
-                    running[job.recipe.name] = (job, start(job, data=data, options=options))
+                    process = start(job, data=data, options=words, environment=shared)
                 except OSError as error:
                     fail(job, f"cannot write in {job.folder} ({error.strerror}); choose another folder")
                     continue
+                running[job.recipe.name] = (job, process)
                 say(f"{job.recipe.name}: begun, {len(waiting)} waiting")
             time.sleep(_POLL)
+            watch([job for job, _ in running.values()])
             for name, (job, process) in list(running.items()):
                 if process.poll() is None:
                     continue
@@ -193,17 +206,43 @@ def run_jobs(
                     fail(job, row["error"] or f"ended without a model card; see {job.folder / 'output.log'}")
                 else:
                     say(f"{name}: trained, test accuracy {100 * row['test accuracy']:.2f}")
-    finally:
-        for _, process in running.values():
-            process.terminate()
     return [job.failed(failed[job.recipe.name]) if job.recipe.name in failed else job.state() for job in jobs]
 
 
-def start(job: Job, *, data: Path | None = None, options: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+@contextmanager
+def _all_end(running: Mapping[str, tuple[Job, subprocess.Popen[bytes]]]) -> Iterator[None]:
+    """What still runs when this is left is ended."""
+    try:
+        yield
+    finally:
+        for _, process in running.values():
+            process.terminate()
+
+
+def start(
+    job: Job,
+    *,
+    data: Path | None = None,
+    options: Sequence[str] = (),
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> subprocess.Popen[bytes]:
     """A process that trains a job."""
     job.folder.mkdir(parents=True, exist_ok=True)
     with (job.folder / "output.log").open("ab") as output:
-        return subprocess.Popen(command_of(job, data=data, options=options), stdout=output, stderr=output)
+        words = command_of(job, data=data, options=options)
+        return subprocess.Popen(words, stdout=output, stderr=output, env=os.environ | dict(environment))
+
+
+def _shared(device: str | None, count: int, share: bool, say: Said) -> AbstractContextManager[dict[str, str]]:
+    """The environment in which trainings side by side do not stand in one another's way."""
+    if _on_card(device):
+        return shared_card(say) if share and count > 1 else nullcontext({})
+    threads = max(1, torch.get_num_threads() // max(1, count))  # each with all cores: they would wait for one another
+    return nullcontext({} if count < 2 or "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(threads)})
+
+
+def _on_card(device: str | None) -> bool:
+    return torch.cuda.is_available() and (device or "cuda").startswith("cuda")
 
 
 def _one_line(error: Exception) -> str:
