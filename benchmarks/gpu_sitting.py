@@ -51,10 +51,10 @@ def parser() -> argparse.ArgumentParser:
             "--home", type=absolute, default=Path.home() / "sitting", help="a place that outlasts a call"
         )
         added.add_argument("--wait", type=float, default=0, help="seconds of work before anything is given back")
-        added.add_argument("--last", action="store_true", help="end the work; small checkpoints come home too")
+        added.add_argument("--last", action="store_true", help="end the work now; small checkpoints come home too")
         added.add_argument("--only", nargs="*", default=[], help="names such as cifar10-resnet18_silu")
         added.add_argument(
-            "--stay", type=float, default=26, help="minutes of work: of 30, starting and fetching take some"
+            "--stay", type=float, default=24.5, help="minutes of work: of 30, starting and fetching take some"
         )
         added.add_argument("--side-by-side", type=int, default=6, help="trainings; fewer if the card is crowded")
         added.add_argument("--no-compile", dest="compile", action="store_false", help="leave out torch.compile")

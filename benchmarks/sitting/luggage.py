@@ -26,6 +26,7 @@ from sitting import machine, plan
 from sitting.parts import MIB
 
 FILES = 8  # that come back from a call
+GRACE = 2.0  # minutes after the stay, for the last benchmarks; then all is ended and what is left comes home
 ARRIVED, GIVEN = "arrived.txt", "given.json"
 SHIPS = 5_000_000  # bytes of weights that are small enough to come with the package
 SMALL = ("card.json", "log.jsonl", "curves.svg", "train.log", "bench.log")
@@ -55,13 +56,15 @@ _PIECE = re.compile(
 def collect(options: argparse.Namespace) -> None:
     """Wait, then put into OUT all tables and logs, and of weights what has not arrived yet: the small ones first."""
     work = options.home / "work"
-    begun = [job for job in plan.asked(options) if job.folder.is_dir()]  # at home or not: weights follow their tables
-    until = time.monotonic() + options.wait
-    while time.monotonic() < until and machine.driver_of(work) is not None:
+    over = plan.began(work) + 60 * (options.stay + GRACE)
+    until = min(time.time() + options.wait, over)
+    while time.time() < until and machine.driver_of(work) is not None:
         time.sleep(1)
+    options.last |= time.time() >= over
     if options.last and (pid := machine.driver_of(work)) is not None:
         os.killpg(pid, signal.SIGTERM)  # nobody may write a checkpoint anew between two of its pieces
         time.sleep(2)
+    begun = [job for job in plan.asked(options) if job.folder.is_dir()]  # at home or not: weights follow their tables
     options.out.mkdir(parents=True, exist_ok=True)
     tables = options.out / "tables.tar.gz"
     with tarfile.open(tables, "w:gz") as archive:

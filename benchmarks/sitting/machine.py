@@ -72,10 +72,12 @@ def driver_of(work: Path) -> int | None:
         return None
     pid = int(file.read_text())
     try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return None
-    return pid if SCRIPT.name.encode() in command else None
+    starting = command == b"" and state != "Z"  # for a moment a new process has no command line
+    return pid if starting or SCRIPT.name.encode() in command else None
 
 
 def work(options: argparse.Namespace) -> None:

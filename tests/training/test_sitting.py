@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -164,7 +165,9 @@ class TestLuggage:
         calls, last = 0, False
         while True:
             out = tmp_path / f"out{calls}"
-            luggage.collect(SimpleNamespace(home=there, out=out, wait=0, last=last, size=0.01, room=0.05, largest=1))
+            luggage.collect(
+                SimpleNamespace(home=there, out=out, wait=0, last=last, stay=9, size=0.01, room=0.05, largest=1)
+            )
             said, files = capsys.readouterr().out, list(out.iterdir())
             assert late.recipe.name not in said  # not begun
             assert len(files) <= 8
@@ -190,6 +193,31 @@ class TestLuggage:
         assert shipped.with_suffix(".json").read_text() == (done.folder / "card.json").read_text()
         train(cut.recipe, home / cut.recipe.name, data=data, device="cpu")  # goes on from what came home
 
+    @pytest.mark.slow
+    def test_the_end_of_the_stay_ends_the_wait_and_the_work(
+        self, data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """A driver that would go on for an hour; what it begins meanwhile comes home as a checkpoint."""
+        work = tmp_path / "work"
+        work.mkdir()
+        cut, before = small_job(work), small_job(tmp_path)
+        cut_off(before, data)
+        monkeypatch.setattr(plan, "asked", lambda _: [cut])
+        monkeypatch.setattr(luggage, "GRACE", 0.03)
+        script = "import shutil, sys, time; time.sleep(1); shutil.copytree(*sys.argv[2:]); time.sleep(3600)"
+        words = [sys.executable, "-c", script, machine.SCRIPT.name, before.folder, cut.folder]
+        driver, out = subprocess.Popen(words, start_new_session=True), tmp_path / "out"
+        (work / "driver.pid").write_text(str(driver.pid))
+        assert machine.driver_of(work) == driver.pid
+        began = time.monotonic()
+        luggage.collect(
+            SimpleNamespace(home=tmp_path, out=out, wait=600, last=False, stay=0.03, size=1, room=1, largest=1)
+        )
+        assert time.monotonic() - began < 60
+        assert driver.wait(10) == -signal.SIGTERM
+        assert [file.name.split(".")[1] for file in out.glob("*.checkpoint.*")] == ["checkpoint"]
+        assert "driver: not running" in capsys.readouterr().out
+
     def test_damaged_pieces_are_asked_for_again(
         self, data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -199,7 +227,7 @@ class TestLuggage:
         train(done.recipe, done.folder, data=data, device="cpu")
         for damaged in (True, False):
             out = tmp_path / f"out-{damaged}"
-            options = SimpleNamespace(home=there, out=out, wait=0, last=False, size=1, room=1, largest=1)
+            options = SimpleNamespace(home=there, out=out, wait=0, last=False, stay=9, size=1, room=1, largest=1)
             luggage.collect(options)
             if damaged:
                 (piece,) = out.glob("*.weights.*")
