@@ -345,7 +345,7 @@ class TestPage:
     ) -> None:
         page = write_page(exhibits[:1], small, tmp_path / "demo.html")
         before = page.read_bytes()
-        monkeypatch.setattr("davis.explaining.files.os.replace", lambda *_: 1 / 0)
+        monkeypatch.setattr("davis.atomic.os.replace", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             write_page(exhibits[:2], small, page)
         assert page.read_bytes() == before

@@ -21,7 +21,7 @@ from davis.data import Preprocessing
 from davis.explaining import Explanation
 from davis.explaining.drawing import FADED, LEGEND, RINGS, heated
 from davis.explaining.explanation import _answer, _caption, _p_text
-from davis.explaining.files import is_explanation, whole
+from davis.explaining.files import is_explanation
 
 
 def detector_of(spec: str, model: nn.Module | None = None) -> davis.Detector:
@@ -306,13 +306,6 @@ class TestPictures:
         (tmp_path / "own.json").write_text("{}")
         (tmp_path / "broken.npz").write_text("no archive")
         assert not any(is_explanation(tmp_path / name) for name in ("own.png", "own.npz", "own.json", "broken.npz"))
-
-    def test_a_failure_leaves_the_older_file(self, tmp_path: Path) -> None:
-        (tmp_path / "a.txt").write_text("older")
-        with pytest.raises(TypeError), whole(tmp_path / "a.txt") as stream:
-            stream.write("no bytes")
-        assert [file.name for file in tmp_path.iterdir()] == ["a.txt"]
-        assert (tmp_path / "a.txt").read_text() == "older"
 
     def test_verdict(self, detector: davis.Detector, picture: Image.Image) -> None:
         assert davis.explain(detector, picture).is_ood is None

@@ -18,8 +18,9 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from davis import atomic
 from davis.training import figure
-from davis.training.files import read_log, write_atomically
+from davis.training.files import read_log
 from davis.training.jobs import Job
 from davis.zoo.weights import sha256_of
 from sitting import machine, plan
@@ -141,11 +142,11 @@ def join(options: argparse.Namespace) -> None:
         if found := _PIECE.fullmatch(file.name):
             place = options.target / found["training"] / "pieces"
             place.mkdir(parents=True, exist_ok=True)
-            write_atomically(place / file.name, file.read_bytes())
+            atomic.write(place / file.name, file.read_bytes())
             arrived.add(file.name)
     for place in sorted(options.target.glob("*/pieces")):
         arrived -= put_together(place)
-    write_atomically(note, "".join(f"{name}\n" for name in sorted(arrived)).encode())
+    atomic.write(note, "".join(f"{name}\n" for name in sorted(arrived)).encode())
     for folder in sorted(path.parent for path in options.target.glob("*/card.json")):
         keep(folder, options)
 
@@ -168,7 +169,7 @@ def put_together(place: Path) -> set[str]:
             print(f"{whole}: its pieces came damaged; they are given again")
             damaged |= {path.name for path in there.values()}
         else:
-            write_atomically(whole, content)
+            atomic.write(whole, content)
             print(f"{whole}: whole")
         for path in there.values():
             path.unlink()

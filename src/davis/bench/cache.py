@@ -5,7 +5,6 @@ from __future__ import annotations
 import glob
 import hashlib
 import json
-import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from davis import atomic
 from davis.backbone import Backbone
 from davis.locks import alone_in
 from davis.types import Activations, Images
@@ -264,6 +264,4 @@ def _opened(folder: Path, record: Mapping[str, Any], mode: Literal["r", "r+"]) -
 
 
 def _write_record(folder: Path, record: dict[str, Any]) -> None:
-    unfinished = folder / "record.json.next"
-    unfinished.write_text(json.dumps(record, indent=2) + "\n")
-    os.replace(unfinished, folder / "record.json")
+    atomic.write(folder / "record.json", (json.dumps(record, indent=2) + "\n").encode())

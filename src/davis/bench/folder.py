@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from davis.bench.results import read_json, write_atomically
+from davis import atomic
+from davis.bench.results import read_json
 from davis.detector import Detector
 from davis.locks import is_empty_lock
 from davis.stages import Stage
@@ -29,7 +30,7 @@ def claim(folder: Path, identity: dict[str, Any], *, write: bool) -> None:
                 "choose another folder"
             )
     elif write:
-        write_atomically(file, (json.dumps(identity | {"sha256": digest}, indent=1) + "\n").encode())
+        atomic.write(file, (json.dumps(identity | {"sha256": digest}, indent=1) + "\n").encode())
 
 
 def check_free(folder: Path) -> None:
@@ -76,7 +77,7 @@ class LeftOut:
         return {d.spec: self.reasons[d.spec] for d in detectors if d.spec in self.reasons}
 
     def save(self) -> None:
-        write_atomically(self._file, (json.dumps(self.reasons, indent=1) + "\n").encode())
+        atomic.write(self._file, (json.dumps(self.reasons, indent=1) + "\n").encode())
 
 
 class Warned:
@@ -118,4 +119,4 @@ class Warned:
         return {spec: self.texts[spec] for spec in specs if spec in self.texts}
 
     def save(self) -> None:
-        write_atomically(self._file, (json.dumps(self.texts, indent=1) + "\n").encode())
+        atomic.write(self._file, (json.dumps(self.texts, indent=1) + "\n").encode())

@@ -8,10 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from davis import atomic
 from davis.bench.analysis import condition, examine, weight_of
 from davis.bench.figures import Picture, optional, pictures
 from davis.bench.paper import RELATED, figure
-from davis.bench.results import AVERAGES, Results, write_atomically
+from davis.bench.results import AVERAGES, Results
 from davis.bench.tables import (
     LOWER,
     METRICS,
@@ -48,8 +49,9 @@ def write_reports(results: Results, folder: Path) -> list[Path]:
         "report.tex": _render("report.tex.j2", context),
         "report.html": _render("report.html.j2", context | {"sections": list(_sections(results, lines))}),
     }
+    folder.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
-        write_atomically(folder / name, content)
+        atomic.write(folder / name, content)
     return [folder / name for name in contents]
 
 

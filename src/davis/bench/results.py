@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from davis import atomic
 from davis.metrics import evaluate
 
 Group: TypeAlias = Literal["near", "far"]
@@ -107,7 +107,8 @@ def save(results: Results, folder: Path) -> None:
     """Write ``results.json``, whole or not at all; the arrays are written as they are made."""
     record = asdict(results) | {"format": 1}
     del record["folder"]
-    write_atomically(folder / "results.json", (json.dumps(record, indent=1) + "\n").encode())
+    folder.mkdir(parents=True, exist_ok=True)
+    atomic.write(folder / "results.json", (json.dumps(record, indent=1) + "\n").encode())
     results.folder = folder
 
 
@@ -159,19 +160,9 @@ def _broken(file: Path, reason: object, advice: str = _AGAIN) -> ValueError:
     return ValueError(f"{file} is damaged ({text}); {advice}")
 
 
-def write_atomically(file: Path, content: bytes) -> None:
-    """A file that is there whole or not at all."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = file.with_name(file.name + ".next")
-    unfinished.write_bytes(content)
-    os.replace(unfinished, file)
-
-
 def save_arrays(file: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     """An .npz file, the same bytes for the same arrays; whole or not at all."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = file.with_name(file.name + ".next")
     savez: Any = np.savez  # its signature takes the names of arrays for options
-    with unfinished.open("wb") as stream:
+    with atomic.replacing(file) as stream:
         savez(stream, **arrays)
-    os.replace(unfinished, file)

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from davis import __version__
+from davis import __version__, atomic
 from davis.backbone import Backbone
 from davis.bench.cache import STATISTICS, Cached, Dtype, ImageSet, fill, first_images
 from davis.bench.folder import LeftOut, Warned, check_free, claim, is_scored, scores_file
@@ -34,7 +34,6 @@ from davis.bench.results import (
     read_json,
     save,
     save_arrays,
-    write_atomically,
 )
 from davis.calibrate import calibrate, needed
 from davis.detector import Detector
@@ -161,7 +160,7 @@ def _run(benchmark: Benchmark, folder: Path, *, cache: Path, watch: Watch) -> Re
     save(results, folder)
     known = folder / "timings.json"
     earlier = read_json(known) if known.is_file() else {}
-    write_atomically(known, (json.dumps(earlier | seconds, indent=1) + "\n").encode())
+    atomic.write(known, (json.dumps(earlier | seconds, indent=1) + "\n").encode())
     return results
 
 
@@ -301,13 +300,13 @@ def _score_pixels(
 
 def _save_accuracy(folder: Path, detectors: Sequence[Detector], cached: Cached) -> None:
     found = accuracies(detectors, cached.stream())
-    write_atomically(folder / "accuracy.json", (json.dumps(found, indent=1) + "\n").encode())
+    atomic.write(folder / "accuracy.json", (json.dumps(found, indent=1) + "\n").encode())
 
 
 def _save_overhead(folder: Path, benchmark: Benchmark, detectors: Sequence[Detector]) -> None:
     first = next(_some(benchmark.test, 1, 1))
     found = overhead(benchmark.backbone, detectors, first)
-    write_atomically(folder / "overhead.json", (json.dumps(found, indent=1) + "\n").encode())
+    atomic.write(folder / "overhead.json", (json.dumps(found, indent=1) + "\n").encode())
 
 
 def _units(cached: Cached) -> dict[str, NDArray[np.float32]]:

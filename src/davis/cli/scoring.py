@@ -145,13 +145,13 @@ def _judge_together(rows: list[dict[str, Any]], fdr: float, held_out: int) -> No
 
 def _write_csv(file: Path, rows: list[dict[str, Any]]) -> None:
     """Write the file whole or not at all."""
-    from davis.explaining.files import whole
+    from davis.atomic import replacing
 
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, fieldnames=list(rows[0]))
     writer.writeheader()
     writer.writerows(rows)
-    with whole(file) as stream:
+    with replacing(file, alone=False) as stream:
         stream.write(text.getvalue().encode("utf-8", errors="backslashreplace"))
 
 

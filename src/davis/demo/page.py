@@ -13,10 +13,10 @@ import numpy as np
 from PIL import Image
 
 from davis import __version__
+from davis.atomic import replacing
 from davis.demo.gallery import Exhibit
 from davis.demo.shipped import CALIBRATION, MODEL, SPECS
 from davis.detector import Detector
-from davis.explaining.files import whole
 
 _WIDTH, _HEIGHT, _BINS = 240, 44, 48
 _RINGS = 3  # of a heat map: more cannot be told apart at 224 pixels
@@ -55,7 +55,7 @@ def write_page(exhibits: Sequence[Exhibit], detectors: Mapping[str, Detector], f
         height=_HEIGHT,
     )
     file.parent.mkdir(parents=True, exist_ok=True)
-    with whole(file) as stream:
+    with replacing(file, alone=False) as stream:
         stream.write(text.encode("utf-8", errors="backslashreplace"))  # file names need not be text
     return file
 

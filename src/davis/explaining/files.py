@@ -1,21 +1,20 @@
-"""Files that are written whole or not at all, and those of an explanation, which say whose they are."""
+"""The files of an explanation, which say whose they are."""
 
 from __future__ import annotations
 
 import io
 import json
-import os
-import secrets
 import zipfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
+
+from davis.atomic import replacing
 
 SUFFIXES = ("png", "npz", "json")  # of the files of an explanation
 MADE_BY = "davis explain"
@@ -23,23 +22,11 @@ _MARKS = {".png": b"Software\0" + MADE_BY.encode(), ".json": f'"made_by": "{MADE
 _START = 512  # bytes at the start of a file, among which its mark is
 
 
-@contextmanager
-def whole(file: Path) -> Iterator[IO[bytes]]:
-    """A stream whose content takes the file's place once all of it is there."""
-    unfinished = file.with_name(f".davis-{secrets.token_hex(4)}.unfinished")
-    try:
-        with unfinished.open("x+b") as stream:
-            yield stream
-        os.replace(unfinished, file)
-    finally:
-        unfinished.unlink(missing_ok=True)
-
-
 def write_picture(file: Path, picture: Image.Image) -> None:
     """A PNG that says what made it."""
     said = PngInfo()
     said.add_text("Software", MADE_BY)
-    with whole(file) as stream:
+    with replacing(file, alone=False) as stream:
         picture.save(stream, "PNG", pnginfo=said)
 
 
@@ -50,13 +37,13 @@ def write_arrays(file: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     np.savez_compressed(content, **stored)
     with zipfile.ZipFile(content, "a") as archive:
         archive.comment = MADE_BY.encode()
-    with whole(file) as stream:
+    with replacing(file, alone=False) as stream:
         stream.write(content.getvalue())
 
 
 def write_values(file: Path, values: Mapping[str, Any]) -> None:
     """Plain values as JSON, behind what made it."""
-    with whole(file) as stream:
+    with replacing(file, alone=False) as stream:
         stream.write((json.dumps({"made_by": MADE_BY, **values}, indent=2) + "\n").encode())
 
 

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from davis import atomic
+
 FORMAT = 1
 _KIND = "davis monitor"
 
@@ -17,15 +19,7 @@ def write_state(state: Mapping[str, Any], file: str | os.PathLike[str]) -> Path:
     """Write a state; floats keep every bit."""
     path = Path(file)
     record = {"kind": _KIND, "format": FORMAT, "sha256": _sha256(state), "state": state}
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    try:
-        with unfinished.open("w", encoding="utf-8") as stream:
-            stream.write(json.dumps(record, allow_nan=False) + "\n")
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    atomic.write(path, (json.dumps(record, allow_nan=False) + "\n").encode())
     return path
 
 

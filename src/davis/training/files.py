@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from davis import atomic
 from davis.locks import is_empty_lock
 from davis.training.recipe import Recipe
 from davis.zoo.weights import CARD, WEIGHTS, check_weights, read_card
@@ -55,16 +55,6 @@ def check_own(folder: Path) -> None:
             raise ValueError(f"{folder} is not empty and holds no training; choose another folder")
 
 
-def write_atomically(file: Path, content: bytes) -> None:
-    """The file holds the old bytes or the new ones, whatever happens meanwhile."""
-    unfinished = file.with_name(file.name + ".next")
-    with unfinished.open("wb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(unfinished, file)
-
-
 def save_checkpoint(
     folder: Path,
     recipe: Recipe,
@@ -82,7 +72,7 @@ def save_checkpoint(
     if test is not None:
         metadata["test"] = test
     plain = {name: _plain(tensor) for name, tensor in tensors.items()}
-    write_atomically(folder / CHECKPOINT, safetensors.torch.save(plain, metadata))
+    atomic.write(folder / CHECKPOINT, safetensors.torch.save(plain, metadata))
 
 
 def load_checkpoint(
@@ -129,7 +119,7 @@ def check_pictures(folder: Path, stored: Mapping[str, Any], own: Mapping[str, st
 
 def write_log(folder: Path, history: History) -> None:
     """One JSON object per epoch and line; written whole, so that a resumed training repeats no line."""
-    write_atomically(folder / LOG, "".join(json.dumps(record) + "\n" for record in history).encode())
+    atomic.write(folder / LOG, "".join(json.dumps(record) + "\n" for record in history).encode())
 
 
 def read_log(folder: Path) -> History:
@@ -167,7 +157,7 @@ def save_weights(folder: Path, state: Mapping[str, Tensor], about: dict[str, str
         if not bool(small[name].isfinite().all()):
             small[name] = _plain(tensor)  # out of float16's range
     # One key alone: safetensors writes several in an order that differs from run to run, and the bytes with it.
-    write_atomically(folder / WEIGHTS, safetensors.torch.save(small, {"davis": json.dumps(about)}))
+    atomic.write(folder / WEIGHTS, safetensors.torch.save(small, {"davis": json.dumps(about)}))
     return folder / WEIGHTS
 
 
@@ -178,7 +168,7 @@ def fill(model: nn.Module, weights: Path) -> None:
 
 def save_card(folder: Path, card: Mapping[str, Any]) -> None:
     """Written last: a folder with a card holds a finished training."""
-    write_atomically(folder / CARD, (json.dumps(card, indent=2) + "\n").encode())
+    atomic.write(folder / CARD, (json.dumps(card, indent=2) + "\n").encode())
 
 
 def load_card(folder: Path, recipe: Recipe) -> dict[str, Any] | None:
