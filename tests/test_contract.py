@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -189,7 +190,8 @@ def test_the_class_describes_itself(name: str) -> None:
     assert stage.kind in KINDS
     assert stage.needs <= NEEDS
     assert (stage.__dict__.get("__doc__") or "").split("\n")[0].strip(), f"{name} has no docstring"
-    assert getattr(stage, "__final__", False), f"{name} is not final"
+    if sys.version_info >= (3, 11):  # before, `final` left no mark
+        assert getattr(stage, "__final__", False), f"{name} is not final"
     hints = get_type_hints(inspect.unwrap(stage.__init__))
     assert set(stage.parameters_of()) == set(hints) - {"return"}
 
@@ -412,12 +414,13 @@ class Exported(nn.Module):
         return apply(self.stage, inputs, Classifier(self.head))
 
 
+@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node")  # torch 2.6, of its own work
 @pytest.mark.parametrize("name", sorted(n for n, s in REGISTRY.items() if not moves_images(s.__new__(s))))
 def test_exports_with_a_dynamic_batch(name: str) -> None:
     stage = fit(build(name))
     module = Exported(stage, last_layer(name).module).eval()
     example = tuple(parts(inputs_of(stage, 3)))
-    batch = torch.export.Dim("batch")
+    batch = torch.export.Dim("batch", max=1 << 20)  # without a limit, torch 2.6 asks whether it is the largest integer
     with torch.no_grad():
         program = torch.export.export(
             module, example, dynamic_shapes=(tuple({0: batch} for _ in example),), strict=False
