@@ -1004,7 +1004,7 @@ def test_images_of_a_wrong_shape(options):
     assert_untouched(backbone.model)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*")  # deprecated
 def test_models_that_are_none():
     with pytest.raises(TypeError, match="a function was given"):
         Backbone(lambda x: x)

@@ -6,6 +6,7 @@ The numbers are those of the list; 10 is a matter of data (test_data.py: fit and
 from __future__ import annotations
 
 import importlib.metadata
+from contextlib import suppress
 from typing import Any
 
 import models
@@ -88,8 +89,8 @@ def test_7_std_of_a_single_position_and_ddof() -> None:
 
 def test_8_quantiles_of_more_than_sixteen_million_values() -> None:
     values = torch.arange(2**24 + 9, dtype=torch.float32)
-    with pytest.raises(RuntimeError):
-        values.quantile(0.9)
+    with suppress(RuntimeError):  # what it raises up to torch 2.13
+        assert values.quantile(0.9).item() == pytest.approx(0.9 * (len(values) - 1), rel=1e-6)
     assert quantile(values, 0.9).item() == pytest.approx(0.9 * (len(values) - 1), rel=1e-7)
 
 
