@@ -54,9 +54,11 @@ def parser() -> argparse.ArgumentParser:
         added.add_argument("--last", action="store_true", help="end the work now; small checkpoints come home too")
         added.add_argument("--only", nargs="*", default=[], help="names such as cifar10-resnet18_silu")
         added.add_argument(
-            "--stay", type=float, default=24.5, help="minutes of work: of 30, starting and fetching take some"
+            "--stay", type=float, default=23.5, help="minutes of work: of 30, starting and fetching take some"
         )
-        added.add_argument("--side-by-side", type=int, default=6, help="trainings; fewer if the card is crowded")
+        added.add_argument("--side-by-side", type=int, default=4, help="trainings; fewer if the card is crowded")
+        added.add_argument("--device", default="cuda", help="cpu for a rehearsal")
+        added.add_argument("--renew", action="store_true", help="what is begun from now on runs this call's code")
         added.add_argument("--no-compile", dest="compile", action="store_false", help="leave out torch.compile")
         added.add_argument(
             "--no-mps", dest="mps", action="store_false", help="let the processes take turns on the card"
@@ -74,6 +76,8 @@ def parser() -> argparse.ArgumentParser:
     benching = verb(bench, "work")
     benching.add_argument("name")
     benching.add_argument("--data", type=absolute, help="WORK/data if it is not said")
+    benching.add_argument("--device", help="where the network runs")
+    finishing.set_defaults(device=None)
     for added in (benching, finishing):
         added.add_argument("--no-pixels", dest="pixels", action="store_false", help="leave out ODIN and AdaSCALE")
         added.add_argument("--pixel-images", type=int, default=2000, help="images a set for ODIN and AdaSCALE")

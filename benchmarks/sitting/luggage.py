@@ -55,18 +55,32 @@ _PIECE = re.compile(
 
 
 def collect(options: argparse.Namespace) -> None:
-    """Wait, then put into OUT all tables and logs, and of weights what has not arrived yet: the small ones first."""
+    """Put into OUT what has not come home yet, wait, and do so again: a call that is killed gives back the first."""
     work = options.home / "work"
     over = plan.began(work) + 60 * (options.stay + GRACE)
     until = min(time.time() + options.wait, over)
+    fill(options)
     while time.time() < until and machine.driver_of(work) is not None:
         time.sleep(1)
     options.last |= time.time() >= over
     if options.last and (pid := machine.driver_of(work)) is not None:
         os.killpg(pid, signal.SIGTERM)  # nobody may write a checkpoint anew between two of its pieces
         time.sleep(2)
-    begun = [job for job in plan.asked(options) if job.folder.is_dir()]  # at home or not: weights follow their tables
+    given, left = fill(options)
+    atomic.write(work / GIVEN, json.dumps(given).encode())
+    status(work, plan.begun(options))
+    print(f"{len(list(options.out.iterdir()))} files: fetch and join them before the next call; {left} pieces are left")
+
+
+def fill(options: argparse.Namespace) -> tuple[dict[str, int], int]:
+    """Put all tables and logs into OUT, and of weights what has not arrived yet, the small ones first.
+
+    How often each piece was given then, and how many are left.
+    """
+    work, begun = options.home / "work", plan.begun(options)
     options.out.mkdir(parents=True, exist_ok=True)
+    for file in options.out.iterdir():
+        file.unlink()
     tables = options.out / "tables.tar.gz"
     with tarfile.open(tables, "w:gz") as archive:
         for job in begun:
@@ -89,9 +103,7 @@ def collect(options: argparse.Namespace) -> None:
         room -= len(content)
         (options.out / piece.name).write_bytes(content)
         given[piece.name] = given.get(piece.name, 0) + 1
-    (work / GIVEN).write_text(json.dumps(given))
-    status(work, begun)
-    print(f"{len(list(options.out.iterdir()))} files: fetch and join them before the next call; {left} pieces are left")
+    return given, left
 
 
 def pieces(begun: list[Job], options: argparse.Namespace) -> list[Piece]:
@@ -211,8 +223,13 @@ def finish(options: argparse.Namespace) -> None:
             print(f"{place.name}: its weights are not here; it is trained again in the next sitting")
             continue
         if not (folder / "bench" / "results.json").is_file():
+            shutil.rmtree(folder / "bench", ignore_errors=True)  # begun there, with what did not come along
             options.name = place.name
-            machine.bench(options)
+            try:
+                machine.bench(options)
+            except (ValueError, OSError, RuntimeError) as error:
+                print(f"{place.name}: no benchmark: {error}")
+                continue
         keep(folder, options)
 
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from collections import Counter
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
+from davis import atomic
 from davis.catalog import inventory
 from davis.training.jobs import Job, command_of
 from davis.training.sharing import shared_card
@@ -21,28 +24,35 @@ from sitting.parts import unpack
 from sitting.plan import Task
 
 SCRIPT = Path("benchmarks") / "gpu_sitting.py"
-BENCHES = 1  # at a time, beside the trainings
-ATTEMPTS, PAUSE = 4, 15.0  # at each thing, and the seconds between them
+BENCHES = 2  # at a time, beside the trainings
+ATTEMPTS = 4  # at each thing
+PAUSE, LONGEST_PAUSE = 10.0, 60.0  # seconds between them: doubled each time, at most
 SPACING = 5.0  # seconds: several that call on the card in the same moment find it busy
+QUIET = {"train": 300.0, "bench": 600.0}  # seconds without a word, after which a process is taken to hang
+CALM = 120.0  # seconds without one turned away, after which one more is tried
 MPS = "mps"  # the folder of the service through which they share the card
-CROWDED = b"busy or unavailable"  # what CUDA says to one process too many
+TURNED_AWAY = (b"busy or unavailable", b"finds no CUDA", b"MPS", b"CUDA driver initialization failed")
+"""What is printed by a process that did not get the card; nothing is wrong with what it does."""
 
 
 def visit(options: argparse.Namespace) -> None:
     """Put what came in its place, begin the work or let it go on, wait, and fill OUT with what is new."""
-    land(plan.ROOT, options.home)
+    land(plan.ROOT, options.home, renew=options.renew)
     start(options, [sys.executable, str(options.home / "tree" / SCRIPT), "work", *sys.argv[2:]])
     luggage.collect(options)
 
 
-def land(sent: Path, home: Path) -> None:
+def land(sent: Path, home: Path, *, renew: bool = False) -> None:
     """Keep what one call sent: the next sends another tree. A part is whole or not there, for the driver reads on."""
     output, tree, incoming = sent / "benchmarks" / "output", home / "tree", home / "incoming"
-    if not tree.is_dir():
+    shutil.rmtree(incoming, ignore_errors=True)  # of a call that was cut off
+    if renew or not tree.is_dir():
         for name in ("src", "benchmarks"):
             shutil.copytree(sent / name, incoming / "tree" / name, ignore=shutil.ignore_patterns("output"))
+        if tree.is_dir():
+            os.replace(tree, home / f"tree-until-{time.time_ns()}")
         os.replace(incoming / "tree", tree)
-    for kind in ("parts", "work"):
+    for kind in ("work", "parts"):  # checkpoints before what begins trainings
         (home / kind).mkdir(parents=True, exist_ok=True)
         for folder in sorted((output / kind).glob("*")):
             if folder.is_dir() and not (home / kind / folder.name).exists():
@@ -59,9 +69,19 @@ def start(options: argparse.Namespace, words: list[str]) -> None:
     if (pid := driver_of(work)) is not None:
         print(f"under way as process {pid}; new parts are found by themselves")
         return
+    if (work / "driver.pid").is_file():
+        with suppress(ProcessLookupError):  # what a driver left behind that died would be in the way of the next
+            os.killpg(int((work / "driver.pid").read_text()), signal.SIGKILL)
     with (work / "driver.log").open("ab") as log:
-        process = subprocess.Popen(words, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True)
-    (work / "driver.pid").write_text(str(process.pid))
+        process = subprocess.Popen(
+            words,
+            stdout=log,
+            stderr=log,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            cwd=options.home,  # the place that it was called from goes with the call
+        )
+    atomic.write(work / "driver.pid", str(process.pid).encode())
     print(f"begun as process {process.pid}")
 
 
@@ -89,6 +109,24 @@ def work(options: argparse.Namespace) -> None:
         Driver(place, todo, environment | shared, options).run()
 
 
+class Running(NamedTuple):
+    """A task under way."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+    seen: int  # bytes that earlier attempts had printed
+    since: float
+
+    def hangs(self, kind: str) -> bool:
+        """Whether nothing was heard of it for long."""
+        return time.time() - max(self.since, self.log.stat().st_mtime) > QUIET[kind]
+
+    def was_turned_away(self) -> bool:
+        """Whether it ended because it did not get the card."""
+        said = self.log.read_bytes()[self.seen :]
+        return any(text in said for text in TURNED_AWAY)
+
+
 class Driver:
     """What is to do, what is under way, and what the card takes."""
 
@@ -96,10 +134,11 @@ class Driver:
         self, place: Path, todo: dict[str, Job], environment: dict[str, str], options: argparse.Namespace
     ) -> None:
         self.place, self.todo, self.environment, self.options = place, todo, environment, options
-        self.running: dict[Task, subprocess.Popen[bytes]] = {}
+        self.running: dict[Task, Running] = {}
         self.failures: Counter[Task] = Counter()
+        self.refusals: Counter[Task] = Counter()
         self.again_at: dict[Task, float] = {}
-        self.next_at = 0.0
+        self.next_at, self.calm_since = 0.0, time.monotonic()
         self.at_most = {"train": options.side_by_side, "bench": BENCHES}
 
     def run(self) -> None:
@@ -121,20 +160,37 @@ class Driver:
             time.sleep(1)
 
     def reap(self) -> None:
-        """Take note of what has ended; what the card turned away has not failed."""
-        for task, process in list(self.running.items()):
-            if process.poll() is None:
+        """Take note of what has ended, and end what hangs."""
+        for task, running in list(self.running.items()):
+            if running.process.poll() is None and running.hangs(task.kind):
+                say(f"{task.kind} {task.name}: silent for {QUIET[task.kind]:.0f} s, ended")
+                running.process.kill()
+                running.process.wait()
+            if running.process.poll() is None:
                 continue
             del self.running[task]
-            say(f"{task.kind} {task.name}: status {process.returncode}")
-            if process.returncode == 0:
+            say(f"{task.kind} {task.name}: status {running.process.returncode}")
+            if running.process.returncode == 0:
                 continue
-            self.again_at[task] = time.monotonic() + PAUSE
-            if self.at_most["train"] > 1 and found_no_room(self.todo[task.name], task):
-                self.at_most["train"] -= 1
-                say(f"the card is crowded: from now on {self.at_most['train']} trainings at a time")
+            if running.was_turned_away():
+                self.refusals[task] += 1
+                self.make_room(task.kind)
             else:
                 self.failures[task] += 1
+            tries = self.refusals[task] + self.failures[task]
+            self.again_at[task] = time.monotonic() + min(PAUSE * 2 ** (tries - 1), LONGEST_PAUSE)
+        if time.monotonic() - self.calm_since > CALM and self.at_most["train"] < self.options.side_by_side:
+            self.at_most["train"] += 1
+            self.calm_since = time.monotonic()
+            say(f"all is calm: {self.at_most['train']} trainings at a time again")
+
+    def make_room(self, kind: str) -> None:
+        """What the card turned away has not failed: no more are begun for a while than those that it took."""
+        self.calm_since = time.monotonic()
+        if kind == "train":
+            taken = sum(other.kind == "train" for other in self.running)
+            self.at_most["train"] = max(1, min(taken, self.at_most["train"]))
+            say(f"the card is crowded: for now {self.at_most['train']} trainings at a time")
 
     def next_of(self, waiting: list[Task], there: set[str], left: float) -> Task | None:
         """The first that has its data, a place, and time to end beside the others."""
@@ -156,28 +212,21 @@ class Driver:
         return [plan.work_left(self.todo[task.name], task) for task in tasks]
 
 
-def begin(
-    task: Task, job: Job, place: Path, environment: dict[str, str], options: argparse.Namespace
-) -> subprocess.Popen[bytes]:
+def begin(task: Task, job: Job, place: Path, environment: dict[str, str], options: argparse.Namespace) -> Running:
     """A process that does it; what it prints goes to a log beside what it makes."""
     job.folder.mkdir(parents=True, exist_ok=True)
-    compiled = ["--compile"] if options.compile else []
-    words = command_of(job, data=place / "data", options=["--save-every", "5", *compiled])
-    if task.kind == "bench":
-        words = [sys.executable, str(plan.ROOT / SCRIPT), "bench", str(place), task.name]
+    device = ["--device", options.device]  # said: one that does not get the card must not go on without it
+    if task.kind == "train":
+        compiled = ["--compile"] if options.compile else []
+        words = command_of(job, data=place / "data", options=["--save-every", "5", *device, *compiled])
+    else:
+        words = [sys.executable, str(plan.ROOT / SCRIPT), "bench", str(place), task.name, *device]
         words += [] if options.pixels else ["--no-pixels"]
-    with log_of(job, task).open("ab") as log:
-        return subprocess.Popen(words, stdout=log, stderr=log, env=environment)
-
-
-def log_of(job: Job, task: Task) -> Path:
-    """Where its processes print."""
-    return job.folder / f"{task.kind}.log"
-
-
-def found_no_room(job: Job, task: Task) -> bool:
-    """Whether a process ended because others had the card: nothing is wrong with what it does."""
-    return CROWDED in log_of(job, task).read_bytes()[-2000:]
+    file = job.folder / f"{task.kind}.log"
+    with file.open("ab") as log:
+        seen = log.tell()
+        process = subprocess.Popen(words, stdout=log, stderr=log, env=environment)
+    return Running(process, file, seen, time.time())
 
 
 def say(text: str) -> None:
@@ -199,7 +248,7 @@ def bench(options: argparse.Namespace) -> None:
         missing = [row.dataset.name for row in inventory(data) if row.state != "present"]
         description[group] = {key: name for key, name in description[group].items() if name not in missing}
     weights = str((folder / "weights.safetensors").resolve())
-    built = describe.build(description, folder, data=data, weights=weights, batch=500)
+    built = describe.build(description, folder, data=data, weights=weights, device=options.device, batch=500)
     built = replace(built, pixel_images=options.pixel_images)
     if not options.pixels:
         built = replace(built, specs=describe.without_pixels(list(built.specs)))

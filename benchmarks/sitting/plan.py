@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from davis.training.files import read_log
+from davis import atomic
+from davis.training.files import CHECKPOINT, read_log
 from davis.training.jobs import Job, with_act
 from davis.training.recipe import Recipe
 
@@ -18,8 +19,8 @@ SHIPPED = ROOT / "src" / "davis" / "zoo" / "trained"
 
 # The order of the work, and the test accuracies that the paper prints: what is to ship first, the largest last.
 ORDER = [
-    ("densenet101", None, (93.61, 74.47)),
     ("resnet18", None, (93.89, 75.20)),
+    ("densenet101", None, (93.61, 74.47)),
     ("mobilenet_v2", None, (92.52, 72.69)),
     ("resnet18", "silu", None),
     ("resnet18", "gelu", None),
@@ -75,6 +76,11 @@ def chosen(options: argparse.Namespace) -> list[Job]:
     return [job for job in asked(options) if options.only or not is_at_home(job.recipe.name)]
 
 
+def begun(options: argparse.Namespace) -> list[Job]:
+    """Those of which there is anything, at home or not: weights may follow their tables."""
+    return [job for job in asked(options) if job.folder.is_dir()]
+
+
 def is_at_home(name: str) -> bool:
     """Whether its tables are in the repository, or its weights, from which `finish` makes them."""
     return (AT_HOME / name / "results.json").is_file() or (SHIPPED / f"{name}.safetensors").is_file()
@@ -100,11 +106,17 @@ class Task(NamedTuple):
 
 
 def tasks(todo: Mapping[str, Job]) -> list[Task]:
-    """What is left to do: benchmarks first, so that what is finished can go home."""
+    """What is left to do: benchmarks first, so that what is finished can go home, of large networks before small."""
     trained = {name: (job.folder / "card.json").is_file() for name, job in todo.items()}
     benched = {name: (job.folder / "bench" / "results.json").is_file() for name, job in todo.items()}
     benches = [Task("bench", name) for name in todo if trained[name] and not benched[name]]
+    benches.sort(key=lambda task: cost_of(todo[task.name]).resumes)  # the weights of the others come home for certain
     return benches + [Task("train", name) for name in todo if not trained[name]]
+
+
+def cost_of(job: Job) -> Cost:
+    """Of the whole training."""
+    return COSTS[job.recipe.arch.partition("(")[0]]
 
 
 def work_left(job: Job, task: Task) -> Cost:
@@ -112,10 +124,10 @@ def work_left(job: Job, task: Task) -> Cost:
     if task.kind == "bench":
         return Cost(0, 0, resumes=True)
     try:
-        done = len(read_log(job.folder))
+        done = len(read_log(job.folder)) if (job.folder / CHECKPOINT).is_file() else 0
     except ValueError:  # the training itself says what is wrong with it
         done = 0
-    cost, share = COSTS[job.recipe.arch.partition("(")[0]], 1 - done / job.recipe.epochs
+    cost, share = cost_of(job), 1 - done / job.recipe.epochs
     return Cost(cost.alone * share, cost.full * share, cost.resumes)
 
 
@@ -136,5 +148,5 @@ def began(work: Path) -> float:
     """When the first driver of this machine began, by the clock."""
     file = work / "began"
     if not file.is_file():
-        file.write_text(str(time.time()))
+        atomic.write(file, str(time.time()).encode())
     return float(file.read_text())

@@ -146,12 +146,19 @@ def those_that_work(
         return []
     try:
         return [work(items)]
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RuntimeError) as error:
         if len(items) == 1:
-            refuse(items[0], str(error))
+            refuse(items[0], reason_of(error))
             return []
     middle = len(items) // 2
     return [found for half in (items[:middle], items[middle:]) for found in those_that_work(work, half, refuse)]
+
+
+def reason_of(error: Exception) -> str:
+    """Why a method does not work here, in a line; an accelerator that broke down is no fault of a method's."""
+    if isinstance(error, getattr(torch, "AcceleratorError", ())):
+        raise error
+    return str(error).partition("\n")[0] or type(error).__name__
 
 
 def accuracies(detectors: Sequence[Detector], stream: Iterable[tuple[Activations, Labels | None]]) -> dict[str, Any]:

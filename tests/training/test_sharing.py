@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from davis.training import jobs
+from davis.training import jobs, sharing
 from davis.training.jobs import Job, run_jobs
 from davis.training.recipe import Recipe
 from davis.training.sharing import DAEMON, shared_card
@@ -32,6 +32,7 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     daemon.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+    monkeypatch.setattr(sharing, "_answers", lambda own: True)
     return written
 
 
@@ -45,6 +46,18 @@ def test_the_service_lasts_as_long_as_it_is_used(calls: Path) -> None:
     assert calls.read_text().splitlines()[1:] == [f"|quit -t 5|{place}|{place}"]
     assert not Path(place).exists()
     assert said == []
+
+
+def test_a_card_that_does_not_answer(calls: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As here, where there is none behind the service."""
+    monkeypatch.undo()
+    monkeypatch.setenv("PATH", f"{calls.parent / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    said: list[str] = []
+    with shared_card(said.append) as environment:
+        assert environment == {}
+        assert len(calls.read_text().splitlines()) == 2  # begun and ended
+    assert said == [f"the card does not answer through {DAEMON}: the trainings take turns on it"]
 
 
 def test_its_logs_stay_in_a_folder_that_is_given(calls: Path, tmp_path: Path) -> None:

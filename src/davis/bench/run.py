@@ -39,7 +39,7 @@ from davis.calibrate import calibrate, needed
 from davis.detector import Detector
 from davis.joint_fit import fit_from_activations, fit_together
 from davis.locks import alone_in
-from davis.scoring import Scored, accuracies, score_all, those_that_work
+from davis.scoring import Scored, accuracies, reason_of, score_all, those_that_work
 from davis.sets.classes import agree_on_classes, check_labels
 from davis.statistics import CAPACITY
 from davis.types import Images
@@ -292,8 +292,8 @@ def _score_pixels(
                     try:
                         with warned.by(detector.spec):
                             parts[detector.spec].append(detector.score_images(pictures))
-                    except ValueError as error:
-                        left_out.add(detector, str(error))
+                    except (ValueError, RuntimeError) as error:
+                        left_out.add(detector, reason_of(error))
                 step(len(pictures))
     return {spec: torch.cat(part).cpu().numpy() for spec, part in parts.items() if spec not in left_out.reasons}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -15,7 +16,7 @@ from pathlib import Path
 
 DAEMON = "nvidia-cuda-mps-control"
 _PIPES, _LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
-_PATIENCE = 10  # seconds, for what takes none where all is well
+_PATIENCE, _LONGER = 10, 90  # seconds: for what takes none where all is well, and for what imports torch
 
 
 @contextmanager
@@ -23,7 +24,7 @@ def shared_card(say: Callable[[str], None], folder: Path | None = None) -> Itera
     """The environment variables of processes that share the card while this lasts; none where they take turns.
 
     The service is one of its own, with its logs in the folder: nobody else's processes come into it, and one that the
-    user runs is left alone.
+    user runs is left alone. It is tried by one process before it is relied on.
     """
     if _PIPES in os.environ:
         yield {}
@@ -41,9 +42,21 @@ def shared_card(say: Callable[[str], None], folder: Path | None = None) -> Itera
             yield {}
             return
         try:
-            yield own
+            if _answers(own):
+                yield own
+                return
         finally:
             _told(daemon, own, commands="quit -t 5\n")
+        say(f"the card does not answer through {DAEMON}: the trainings take turns on it")
+        yield {}
+
+
+def _answers(own: dict[str, str]) -> bool:
+    words = [sys.executable, "-c", "import torch; torch.zeros(1, device='cuda')"]
+    try:
+        return subprocess.run(words, env=os.environ | own, capture_output=True, timeout=_LONGER).returncode == 0
+    except subprocess.TimeoutExpired:
+        return False
 
 
 def _told(daemon: str, own: dict[str, str], *, arguments: list[str] | None = None, commands: str = "") -> str | None:
