@@ -43,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
             added.add_argument(place, type=absolute)
         return added
 
-    verb(check)
+    verb(check).add_argument("--no-steps", dest="steps", action="store_false", help="the benchmark alone")
     verb(pack, "data", "parts").add_argument("--size", type=float, default=56, help="MiB of a part")
     for function in (visit, work):
         added = verb(function, "out")

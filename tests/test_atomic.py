@@ -46,6 +46,14 @@ def test_a_kill_leaves_the_older_file_and_what_it_left_is_written_over(tmp_path:
     assert names(tmp_path) == ["a.txt"]
 
 
+def test_a_link_in_the_place_of_what_a_kill_left_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("mine")
+    (tmp_path / "a.txt.next").symlink_to(tmp_path / "precious")
+    write(tmp_path / "a.txt", b"new")
+    assert (tmp_path / "precious").read_text() == "mine"
+    assert not (tmp_path / "a.txt").is_symlink()
+
+
 def test_two_at_one_file(tmp_path: Path) -> None:
     with replacing(tmp_path / "a.txt", alone=False) as first:
         with replacing(tmp_path / "a.txt", alone=False) as second:

@@ -8,13 +8,26 @@ from pathlib import Path
 
 import numpy as np
 
+from davis.bench.results import Results
+
 
 def check(options: argparse.Namespace) -> None:
-    """Compare captured steps with eager ones for every network, and run a benchmark on CUDA, on noise."""
+    """Run a benchmark on CUDA, on noise, and compare captured steps with eager ones for every network."""
     import torch
 
     if not torch.cuda.is_available():
         raise SystemExit("check needs CUDA: torch finds none here")
+    with tempfile.TemporaryDirectory() as place:
+        results = tiny_benchmark(Path(place), "cuda")
+    print(f"benchmark on CUDA: {len(results.rows)} rows; left out: {results.facts['left_out'] or 'none'}", flush=True)
+    if options.steps:
+        compare_steps()
+
+
+def compare_steps() -> None:
+    """The losses and weights after ten steps, captured and eager, a line for each network."""
+    import torch
+
     from davis.training.pictures import Pictures
     from davis.training.recipe import Recipe
     from davis.training.step import Step, capture
@@ -45,11 +58,9 @@ def check(options: argparse.Namespace) -> None:
             f"{arch}: loss of ten steps eager {eager:.5f}, graph {graph:.5f}, weights {apart:.2e} apart: {verdict}",
             flush=True,
         )
-    with tempfile.TemporaryDirectory() as place:
-        print(f"benchmark on CUDA: {tiny_benchmark(Path(place), 'cuda')} rows", flush=True)
 
 
-def tiny_benchmark(place: Path, device: str, *, spec: str = "paper-cifar10-resnet18") -> int:
+def tiny_benchmark(place: Path, device: str, *, spec: str = "paper-cifar10-resnet18") -> Results:
     """The rows of the paper's methods on a small untrained network and noise: does all of it run on the device?"""
     from davis.bench import describe
     from davis.bench.run import run
@@ -62,4 +73,4 @@ def tiny_benchmark(place: Path, device: str, *, spec: str = "paper-cifar10-resne
     description |= {"id": {"fit": "train.npz", "test": "test.npz"}, "pixel_images": 40}
     description |= {"near": {"near": "near.npz"}, "far": {"far": "far.npz"}}
     built = describe.build(description, place, data=place, weights="none", device=device)
-    return len(run(built, place / "out", cache=place / "cache").rows)
+    return run(built, place / "out", cache=place / "cache")

@@ -87,7 +87,7 @@ def fill(options: argparse.Namespace) -> tuple[dict[str, int], int]:
             for name in SMALL:
                 if (job.folder / name).is_file():
                     archive.add(job.folder / name, f"{job.recipe.name}/{name}")
-        for file in (work / "driver.log", *(work / machine.MPS).glob("*.log")):
+        for file in (work / "driver.log", work / machine.CHECKED, *(work / machine.MPS).glob("*.log")):
             if file.is_file():
                 archive.add(file, file.relative_to(work))
     arrived = (work / ARRIVED).read_text().split() if (work / ARRIVED).is_file() else []
@@ -134,9 +134,9 @@ def status(work: Path, begun: list[Job]) -> None:
         loss = "" if row["loss"] is None else f"{row['loss']:.4f}"
         cells = (row["name"], row["state"], row["epoch"], loss, accuracy, paper or "", row["seconds"], benched)
         print(f"| {' | '.join(map(str, cells))} |")
-    log = work / "driver.log"
-    if log.is_file():
-        print("\n".join(log.read_text().splitlines()[-12:]))
+    for log, lines in ((work / machine.CHECKED, 1), (work / "driver.log", 12)):
+        if log.is_file():
+            print("\n".join(log.read_text().splitlines()[-lines:]))
 
 
 # -- at home ---------------------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ PAUSE, LONGEST_PAUSE = 10.0, 60.0  # seconds between them: doubled each time, at
 SPACING = 5.0  # seconds: several that call on the card in the same moment find it busy
 QUIET = {"train": 300.0, "bench": 600.0}  # seconds without a word, after which a process is taken to hang
 CALM = 120.0  # seconds without one turned away, after which one more is tried
+CHECKED = "check.log"  # what came of a small benchmark on the card
 MPS = "mps"  # the folder of the service through which they share the card
 TURNED_AWAY = (b"busy or unavailable", b"finds no CUDA", b"MPS", b"CUDA driver initialization failed")
 """What is printed by a process that did not get the card; nothing is wrong with what it does."""
@@ -106,6 +107,11 @@ def work(options: argparse.Namespace) -> None:
     todo = {job.recipe.name: job for job in plan.chosen(options)}
     environment = dict(os.environ, PYTHONPATH=str(plan.ROOT / "src"), PYTHONUNBUFFERED="1", OMP_NUM_THREADS="2")
     with shared_card(say, place / MPS) if options.mps else nullcontext({}) as shared:
+        if options.device != "cpu" and not (place / CHECKED).is_file():
+            # While no data have come the card is idle: whether a benchmark runs there is known before one is needed.
+            with (place / CHECKED).open("wb") as log:
+                words = [sys.executable, str(plan.ROOT / SCRIPT), "check", "--no-steps"]
+                subprocess.Popen(words, stdout=log, stderr=log, env=environment | shared)
         Driver(place, todo, environment | shared, options).run()
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from davis import atomic
-from davis.training.files import CHECKPOINT, read_log
+from davis.training.files import read_log
 from davis.training.jobs import Job, with_act
 from davis.training.recipe import Recipe
+from davis.zoo.weights import CHECKPOINT
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 AT_HOME = ROOT / "benchmarks" / "trained"

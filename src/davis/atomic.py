@@ -18,8 +18,9 @@ def replacing(file: Path, *, alone: bool = True) -> Iterator[IO[bytes]]:
     same file at once, say ``alone=False``: the last to end wins, and a killed one leaves ``.davis-*.unfinished``.
     """
     unfinished = file.with_name(f"{file.name}.next" if alone else f".davis-{secrets.token_hex(4)}.unfinished")
+    unfinished.unlink(missing_ok=True)  # of a kill; a link there would lead elsewhere
     try:
-        with unfinished.open("w+b") as stream:
+        with unfinished.open("x+b") as stream:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())

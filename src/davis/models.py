@@ -40,7 +40,7 @@ from davis.zoo import (
     weights_of_lite,
 )
 from davis.zoo.state_dicts import check_fit, first_line, read_state_dict
-from davis.zoo.weights import CARD, WEIGHTS, read_card
+from davis.zoo.weights import CARD, CHECKPOINT, WEIGHTS, read_card
 
 FORMS = "a torchvision or timm name, hf:ID or hf:FOLDER, module:factory, or a folder that davis train wrote"
 _EXTRAS = {"torchvision": "timm", "timm": "timm", "transformers": "hf"}
@@ -92,7 +92,10 @@ def load_model(name: str, *, weights: str = "default", classes: int | None = Non
         Path(place.name) if place.zoo == "trained" else None if file is None or file.name != WEIGHTS else file.parent
     )
     if folder is not None and (folder / CARD).is_file():
-        _TRAINED_ON[model] = Preprocessing.from_dict(read_card(folder / CARD, ["preprocessing"])["preprocessing"])
+        told = read_card(folder / CARD, ["preprocessing"])["preprocessing"]
+        if not isinstance(told, dict):
+            raise ValueError(f"{folder / CARD} is damaged (its preprocessing is none); remove it and train anew")
+        _TRAINED_ON[model] = Preprocessing.from_dict(told)
     return model.eval()
 
 
@@ -147,8 +150,8 @@ def place_on(model: nn.Module, device: str | None) -> nn.Module:
 
 def _resolve(name: str) -> _Place:
     zoo, colon, rest = name.partition(":")
-    if (Path(name) / CARD).is_file():
-        return _Place("trained", name)
+    if (Path(name) / CARD).is_file() or (Path(name) / CHECKPOINT).is_file():
+        return _Place("trained", name)  # what is unfinished says so when it is opened
     if colon and zoo in ("torchvision", "timm"):
         known = _names(zoo)
         if not _is_known(zoo, rest, known):
@@ -278,8 +281,9 @@ def _python(name: str, pretrained: bool, classes: int | None) -> nn.Module:
     for part in path.split("."):
         try:
             found = getattr(found, part)
-        except AttributeError:
-            raise ValueError(f"module {module!r} has no {path!r}, for the model {name!r}") from None
+        except AttributeError as error:
+            own = f" ({error})" if module == "davis.zoo" else ""
+            raise ValueError(f"module {module!r} has no {path!r}, for the model {name!r}{own}") from None
     if callable(found) and not isinstance(found, nn.Module):
         try:
             found = found()

@@ -7,8 +7,10 @@ import io
 import json
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +87,17 @@ def test_a_file_of_jobs(place: Path, tmp_path: Path) -> None:
         (GOOD + GOOD + "act = 'silu'\nbatch = 64.0", r"training 2: batch must be a whole number, got 64\.0"),
         (GOOD + "images = false", "training 1: images must be a whole number, got False"),
         (GOOD + "rate = '0.1'", "training 1: rate must be a number, got '0.1'"),
-        (GOOD + "decay = nan", "training 1: rate must be above 0"),
+        (GOOD + "decay = nan", "training 1: decay must be from 0 to 1000, got nan"),
+        ("foo = 1\n" + GOOD, "has 'foo' at its top, where only tables"),
+        (
+            GOOD + "lr = 1",
+            "and may have act, batch, decay, epochs, head, images, momentum, padding, rate, seed and not 'lr'",
+        ),
+        (
+            GOOD.replace("resnet18", "resnet18(act=silu)") + "act = 'relu'",
+            r"'resnet18\(act=silu\)' has an activation already, and 'relu' is given beside it; give one",
+        ),
+        (GOOD + "act = 'silu, width=8'", "unknown activation 'silu, width=8'; known: relu"),
         (GOOD + "seed = 99999999999999999999", "training 1: seed must be at most 4294967295"),
         ("side_by_side = true\n" + GOOD, "side_by_side must be a whole number from 1, got True"),
     ],
@@ -119,6 +131,8 @@ def test_bad_folders_do_not_lose_the_table_of_the_others(place: Path, tmp_path: 
     log, card, weights, foreign = (job.folder for job in jobs[1:])
     for job in jobs[:4]:
         train(job.recipe, job.folder, device="cpu")
+    for file in ("card.json", "checkpoint.safetensors"):
+        (log / file).unlink()
     (log / "log.jsonl").write_text("[]\n")
     (card / "card.json").write_text("{}")
     (weights / "weights.safetensors").unlink()
@@ -134,6 +148,45 @@ def test_bad_folders_do_not_lose_the_table_of_the_others(place: Path, tmp_path: 
         assert row["error"].startswith(message)
         assert any(message in line for line in said)
     assert [entry.name for entry in foreign.iterdir()] == ["thesis.tex"]
+
+
+def test_a_finished_training_needs_no_log(place: Path, tmp_path: Path) -> None:
+    jobs, _ = read_jobs(
+        written(tmp_path, f'[[train]]\narch = "{TINY}"\ndataset = "{place}"\nepochs = 2\nbatch = 20\n'), tmp_path
+    )
+    card = train(jobs[0].recipe, jobs[0].folder, device="cpu")
+    (jobs[0].folder / "log.jsonl").write_text("[]\n")
+    [row] = run_jobs(jobs)
+    assert (row["state"], row["epoch"], row["error"]) == ("trained", "2/2", None)
+    assert row["seconds"] == card["seconds"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_who_is_asked_to_end_ends_the_trainings(place: Path, tmp_path: Path, name: str) -> None:
+    text = f'[[train]]\narch = "{TINY}"\ndataset = "{place}"\nepochs = 100000\nbatch = 20\n'
+    file = written(tmp_path, text + text + "seed = 1\n")
+    words = [sys.executable, "-m", "davis.training", "--jobs", file, "--out", tmp_path / "out", "--device", "cpu"]
+    parent = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+    try:
+        assert parent.stderr is not None
+        for _ in range(2):
+            assert "begun" in parent.stderr.readline()
+        children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
+        if not children.is_file():
+            pytest.skip("no /proc that says whose children processes are")
+        pids = children.read_text().split()
+        assert len(pids) == 2
+        parent.send_signal(getattr(signal, name))
+        assert parent.wait(30) == 130
+        until = time.monotonic() + 30
+        while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < until:
+            time.sleep(0.1)  # they save nothing, and end
+        states = [Path(f"/proc/{pid}/stat").read_text().split()[2] for pid in pids if Path(f"/proc/{pid}").exists()]
+        assert set(states) <= {"Z"}
+    finally:
+        parent.kill()
+        parent.communicate()
 
 
 def test_jobs_notice_other_pictures(place: Path, tmp_path: Path) -> None:
@@ -189,8 +242,9 @@ def test_jobs_run_side_by_side_and_a_bad_one_stops_nobody(place: Path, tmp_path:
     assert rows[0]["epoch"] == "1/1"
     assert 0 <= rows[0]["test accuracy"] <= 1
     assert "error: unknown dataset" in (jobs[2].folder / "output.log").read_text()
-    assert "ended with status 2; see" in rows[2]["error"]
-    assert any("ended with status 2" in line for line in said)
+    assert rows[2]["error"].startswith("unknown dataset")
+    assert rows[2]["error"].endswith(f"; see {jobs[2].folder / 'output.log'}")
+    assert any("unknown dataset" in line for line in said)
     status, out, _ = call("train", "--jobs", file, "--out", tmp_path / "out", "--device", "cpu", "--json")
     assert status == 1
     assert [row["state"] for row in json.loads(out)] == ["trained", "trained", "failed"]

@@ -315,6 +315,62 @@ def test_one_training_at_a_time_in_a_folder(data: Data, tmp_path: Path) -> None:
     train(recipe(), tmp_path / "one", data=data, device="cpu")
 
 
+def test_a_line_of_the_log_that_a_kill_lost_is_written_again(data: Data, tmp_path: Path) -> None:
+    """Killed between the last checkpoint and its line; the log beside a checkpoint may be damaged, too."""
+    train(recipe(epochs=2), tmp_path, data=data, device="cpu")
+    log = tmp_path / "log.jsonl"
+    whole = log.read_text()
+    for left in (whole.splitlines()[0] + "\n", "no log"):
+        for name in ("card.json", "weights.safetensors"):
+            (tmp_path / name).unlink()
+        log.write_text(left)
+        train(recipe(epochs=2), tmp_path, data=data, device="cpu")
+        assert log.read_text() == whole
+
+
+def test_a_card_says_with_how_many_threads(data: Data, tmp_path: Path) -> None:
+    assert train(recipe(epochs=1), tmp_path, data=data, device="cpu")["threads"] == torch.get_num_threads()
+
+
+def test_more_images_than_there_are(data: Data, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="colours has 200 images to train on, not 300"):
+        train(recipe(images=300), tmp_path, data=data, device="cpu")
+
+
+def test_a_folder_in_the_place_of_a_file(data: Data, tmp_path: Path) -> None:
+    (tmp_path / "card.json").mkdir()
+    with pytest.raises(ValueError, match=r"card\.json is no file, where a training would write one"):
+        train(recipe(), tmp_path, data=data, device="cpu")
+
+
+def test_a_card_of_another_network(data: Data, tmp_path: Path) -> None:
+    train(recipe(epochs=1), tmp_path, data=data, device="cpu")
+    card = json.loads((tmp_path / "card.json").read_text())
+    for change, message in (
+        ({"arch": "resnet34(width=2)"}, "its network is not that of its recipe"),
+        ({"accuracy": 5}, "its accuracy, seconds or data are none"),
+        ({"accuracy": float("nan")}, "its accuracy, seconds or data are none"),
+    ):
+        (tmp_path / "card.json").write_text(json.dumps(card | change))
+        with pytest.raises(ValueError, match=f"is damaged .{message}"):
+            train(recipe(epochs=1), tmp_path, data=data, device="cpu")
+    for change in ({"classes": 5}, {"classes": "x"}, {"arch": "resnet34(width=2)"}, {"head": "godin"}):
+        (tmp_path / "card.json").write_text(json.dumps(card | change))
+        with pytest.raises(ValueError, match=r"card\.json") as error:
+            zoo.load_trained(tmp_path)
+        assert "\n" not in str(error.value)
+    (tmp_path / "card.json").write_text(json.dumps(card | {"preprocessing": None}))
+    with pytest.raises(ValueError, match="its preprocessing is none"):
+        load_model(str(tmp_path))
+
+
+def test_an_unfinished_training_is_no_model_yet(data: Data, tmp_path: Path) -> None:
+    train(recipe(epochs=1), tmp_path, data=data, device="cpu")
+    (tmp_path / "card.json").unlink()
+    with pytest.raises(FileNotFoundError, match="holds no finished training"):
+        load_model(str(tmp_path))
+
+
 def test_a_damaged_checkpoint(data: Data, tmp_path: Path) -> None:
     (tmp_path / "checkpoint.safetensors").write_bytes(b"nothing of the kind")
     with pytest.raises(ValueError, match=r"is damaged .*remove it to begin anew"):
@@ -323,7 +379,7 @@ def test_a_damaged_checkpoint(data: Data, tmp_path: Path) -> None:
 
 def test_a_loss_that_explodes(data: Data, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"the loss of colours-resnet18_width2 is nan after epoch \d; lower the rate"):
-        train(recipe(rate=1e30), tmp_path, data=data, device="cpu")
+        train(recipe(rate=1000), tmp_path, data=data, device="cpu")
 
 
 def test_seeds_differ_and_repeat(data: Data, tmp_path: Path) -> None:
@@ -357,7 +413,8 @@ def test_a_godin_head_learns(data: Data, tmp_path: Path) -> None:
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
         ({"images": 10}, "10 images do not fill one batch of 20"),
         ({"rate": 0.0}, "rate must be above 0"),
-        ({"decay": float("nan")}, "rate must be above 0"),
+        ({"decay": float("nan")}, "decay must be from 0 to 1000, got nan"),
+        ({"rate": 1e300}, "rate must be above 0 and at most 1000, got 1e+300"),
         ({"seed": 2**32}, "seed must be at most 4294967295"),
         ({"epochs": True}, "epochs must be a whole number, got True"),
         ({"dataset": ""}, "dataset must be a name in quotes, got ''"),

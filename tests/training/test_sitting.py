@@ -535,3 +535,19 @@ def test_a_benchmark_goes_on_without_a_method_that_breaks(tmp_path: Path, monkey
     assert {row.set for row in results.rows} == {"far"}
     assert list(json.loads((work / "cifar10-tiny" / "bench" / "left_out.json").read_text())) == ["mean + knn(k=999)"]
     assert not (work / "cache" / "cifar10-tiny").exists()
+
+
+@pytest.mark.slow
+def test_the_small_benchmark_that_a_sitting_begins_with(tmp_path: Path) -> None:
+    """On the CPU here; there on the card, before any network is trained."""
+    results = part("check").tiny_benchmark(tmp_path, "cpu")
+    assert results.facts["left_out"] == {}
+    assert len(results.rows) == 2 * len(results.specs) > 100
+
+
+@pytest.mark.gpu
+def test_the_check_on_a_card(capsys: pytest.CaptureFixture[str]) -> None:
+    part("check").check(argparse.Namespace(steps=True))
+    out = capsys.readouterr().out
+    assert "left out: none" in out
+    assert out.count(": ok") == 5

@@ -42,6 +42,7 @@ from davis.models import is_version, load_model, place_on, preprocessing_of
 from davis.presets import presets
 from davis.sets import FolderSet, open_set
 from davis.spec import canonical, parse
+from davis.zoo.weights import WEIGHTS
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -324,8 +325,9 @@ def _locate(path: str, folder: Path, data: Path) -> Path:
     for place in (folder / path, data / path):
         if place.exists():
             return place
+    advice = "; `davis train` writes it, or give another by --weights FILE" if Path(path).name == WEIGHTS else ""
     raise MissingDataset(
-        f"no {path!r} beside the benchmark ({folder}) or in the data directory ({data})",
+        f"no {path!r} beside the benchmark ({folder}) or in the data directory ({data}){advice}",
         item=repr(path),
-        origin=f"looked for beside the benchmark ({folder}) and in the data directory",
+        origin=f"looked for beside the benchmark ({folder}) and in the data directory{advice}",
     )

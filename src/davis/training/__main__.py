@@ -19,6 +19,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         return _jobs(options) if options.jobs else _one(options)
+    except KeyboardInterrupt:
+        return 130
     except (ValueError, TypeError, OSError) as error:
         sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
         return 2
@@ -30,11 +32,11 @@ def _one(options: argparse.Namespace) -> int:
     settings = ("dataset", "head", "epochs", "batch", "rate", "momentum", "decay", "padding", "seed", "images")
     given = {name: getattr(options, name) for name in settings if getattr(options, name) is not None}
     recipe = Recipe(arch=with_act(options.arch, options.act), **given)
-    said = -1
+    said: int | None = None
 
     def watch(progress: Progress) -> None:
         nonlocal said
-        if progress.epoch != said and progress.record:
+        if said is not None and progress.epoch != said:
             left = "" if progress.seconds_left is None else f", {progress.seconds_left:.0f} s left"
             _say(f"{json.dumps(progress.record)}{left}")
         said = progress.epoch
@@ -61,7 +63,7 @@ def _jobs(options: argparse.Namespace) -> int:
     passed += ["--compile"] if options.compile else []
     rows = run_jobs(
         jobs,
-        side_by_side=options.side_by_side or count,
+        side_by_side=count if options.side_by_side is None else options.side_by_side,
         data=options.data,
         device=options.device,
         options=passed,

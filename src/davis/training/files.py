@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from davis import atomic
 from davis.locks import is_empty_lock
 from davis.training.recipe import Recipe
-from davis.zoo.weights import CARD, WEIGHTS, check_weights, read_card
+from davis.zoo.weights import CARD, CHECKPOINT, WEIGHTS, check_weights, read_card
 
-CHECKPOINT, LOG, FIGURE = "checkpoint.safetensors", "log.jsonl", "curves.svg"
+LOG, FIGURE = "log.jsonl", "curves.svg"
 _FORMAT = "1"
+_LARGEST = 1e300
 _RECORD = ("epoch", "rate", "loss", "train_accuracy", "test_accuracy", "seconds")
 _ON_CARD = (
     "name",
@@ -42,9 +43,16 @@ def check_own(folder: Path) -> None:
 
     Logs may stand there, since whoever starts a training may send its output there; so may what a kill leaves behind.
     """
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError:  # safetensors would refuse it after all the work
+        raise ValueError(f"the name of the folder {str(folder)!r} is not UTF-8; choose another folder") from None
     if not folder.is_dir():
         return
     entries = {entry.name: entry for entry in folder.iterdir()}
+    for name in (CHECKPOINT, CARD, LOG, WEIGHTS):
+        if name in entries and not entries[name].is_file():
+            raise ValueError(f"{entries[name]} is no file, where a training would write one; choose another folder")
     if CHECKPOINT in entries or CARD in entries:
         return  # whose they are is found when they are read
     if read_log(folder):
@@ -94,7 +102,7 @@ def load_checkpoint(
                 )
             recipe_there, history = json.loads(metadata["recipe"]), json.loads(metadata["history"])
             tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 (no mapping)
-    except (safetensors.SafetensorError, json.JSONDecodeError) as error:
+    except (safetensors.SafetensorError, json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"{file} is damaged ({error}); remove it to begin anew") from error
     if not isinstance(history, list) or not all(_is_record(record) for record in history):
         raise ValueError(f"{file} is damaged (its history is none); remove it to begin anew")
@@ -144,7 +152,12 @@ def read_log(folder: Path) -> History:
 def _is_record(record: object) -> bool:
     if not isinstance(record, dict):
         return False
-    return all(isinstance(record.get(key), int | float) for key in _RECORD)
+    return all(_is_number(record.get(key)) for key in _RECORD)
+
+
+def _is_number(value: object) -> bool:
+    """Neither true, nor NaN, nor one of 400 digits."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _LARGEST
 
 
 def save_weights(folder: Path, state: Mapping[str, Tensor], about: dict[str, str]) -> Path:
@@ -181,8 +194,11 @@ def load_card(folder: Path, recipe: Recipe) -> dict[str, Any] | None:
         return None
     card = read_card(file, _ON_CARD)
     _check_same(file, recipe, card["recipe"])
-    if not isinstance(card["accuracy"], int | float) or not isinstance(card.get("data", {}), dict):
-        raise ValueError(f"{file} is damaged (its accuracy or its data are none); remove it and train anew")
+    sound = _is_number(card["accuracy"]) and 0 <= card["accuracy"] <= 1 and _is_number(card["seconds"])
+    if not sound or not isinstance(card.get("data", {}), dict):
+        raise ValueError(f"{file} is damaged (its accuracy, seconds or data are none); remove it and train anew")
+    if (card["arch"], card["head"]) != (recipe.arch, recipe.head):
+        raise ValueError(f"{file} is damaged (its network is not that of its recipe); remove it and train anew")
     check_weights(file, card, folder / WEIGHTS)
     return card
 
@@ -196,7 +212,7 @@ def _check_same(file: Path, recipe: Recipe, stored: object) -> None:
         if asked != there[key]:
             raise ValueError(
                 f"{file.parent} holds a training with {key}={there[key]!r}, and {asked!r} is asked for; "
-                "choose another folder"
+                "choose another folder, or remove that one"
             )
 
 

@@ -18,6 +18,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -36,7 +37,7 @@ from davis.training.files import load_card, read_log
 from davis.training.loop import Said, finished
 from davis.training.recipe import Recipe
 from davis.training.sharing import shared_card
-from davis.zoo import canonical
+from davis.zoo import ACTIVATIONS, canonical
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -58,19 +59,19 @@ class Job:
         """How far it is, as a row of a table; what is wrong with its files is in the row."""
         history, card, error = [], None, None
         try:
-            history = read_log(self.folder)
             card = load_card(self.folder, self.recipe)
+            history = read_log(self.folder)
         except (ValueError, OSError) as problem:
-            error = _one_line(problem)
+            error = _one_line(problem) if card is None else None  # a trained one needs no log
         last = history[-1] if history else {}
         state = "trained" if card else ("cut off" if history else "not begun")
         return {
             "name": self.recipe.name,
             "state": "failed" if error else state,
-            "epoch": f"{last.get('epoch', 0)}/{self.recipe.epochs}",
+            "epoch": f"{self.recipe.epochs if card else last.get('epoch', 0)}/{self.recipe.epochs}",
             "loss": last.get("loss"),
             "test accuracy": card["accuracy"] if card else last.get("test_accuracy"),
-            "seconds": round(sum(record["seconds"] for record in history), 1),
+            "seconds": card["seconds"] if card else round(sum(record["seconds"] for record in history), 1),
             "folder": str(self.folder),
             "error": error,
         }
@@ -86,9 +87,11 @@ def read_jobs(file: Path, out: Path) -> tuple[list[Job], int]:
         content = tomllib.loads(file.read_bytes().decode("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{file} is not TOML: {error}") from None
-    unknown = content.keys() - {"train", "side_by_side"}
+    unknown = sorted(content.keys() - {"train", "side_by_side"})
+    if unknown:
+        raise ValueError(f"{file} has {unknown[0]!r} at its top, where only tables [[train]] and side_by_side may be")
     rows = content.get("train")
-    if unknown or not isinstance(rows, list) or not rows:
+    if not isinstance(rows, list) or not rows:
         raise ValueError(f"{file} must hold tables [[train]] with arch and dataset, and may hold side_by_side")
     jobs = [_job(row, f"{file}, training {number}", out) for number, row in enumerate(rows, 1)]
     folders = [job.folder for job in jobs]
@@ -108,9 +111,11 @@ def _job(row: object, place: str, out: Path) -> Job:
     known = {field.name for field in fields(Recipe)} | {"act"}
     if not isinstance(row, dict):
         raise ValueError(f"{place} must be a table [[train]] with arch and dataset, got {row!r}")
-    if not {"arch", "dataset"} <= row.keys() or row.keys() - known:
+    unknown = sorted(row.keys() - known)
+    if not {"arch", "dataset"} <= row.keys() or unknown:
+        problem = f" and not {unknown[0]!r}" if unknown else ""
         raise ValueError(
-            f"{place} needs arch and dataset and may have {', '.join(sorted(known - {'arch', 'dataset'}))}"
+            f"{place} needs arch and dataset and may have {', '.join(sorted(known - {'arch', 'dataset'}))}{problem}"
         )
     settings = dict(row)
     act = settings.pop("act", None)
@@ -132,6 +137,10 @@ def with_act(arch: str, act: str | None) -> str:
     """
     if act is None:
         return canonical(arch)
+    if re.search(r"\bact\s*=", arch):
+        raise ValueError(f"{arch!r} has an activation already, and {act!r} is given beside it; give one")
+    if act not in ACTIVATIONS:
+        raise ValueError(f"unknown activation {act!r}; known: {', '.join(ACTIVATIONS)}")
     return canonical(f"{arch.rstrip()[:-1]}, act={act})" if arch.rstrip().endswith(")") else f"{arch}(act={act})")
 
 
@@ -174,15 +183,14 @@ def run_jobs(
 
     for job in jobs:
         try:
-            read_log(job.folder)
             if finished(job.recipe, job.folder, data=data, say=say) is None:
                 waiting.append(job)
         except (ValueError, OSError) as error:
             fail(job, _one_line(error))
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # asked to end: the trainings end too
     words = [*options, *(["--device", device] if device else [])]
-    with _shared(device, min(len(waiting), side_by_side), share, say) as shared, _all_end(running):
+    # Threads by all jobs, not by those that wait: given again after a kill, each has as many and ends in the same bits.
+    sharing = _shared(device, min(len(jobs), side_by_side), share and len(waiting) > 1, say)
+    with _asked_to_end(), sharing as shared, _all_end(running):
         while waiting or running:
             while waiting and len(running) < side_by_side:
                 job = waiting.pop(0)
@@ -200,13 +208,37 @@ def run_jobs(
                     continue
                 del running[name]
                 row = job.state()
+                log = job.folder / "output.log"
                 if process.returncode:
-                    fail(job, f"ended with status {process.returncode}; see {job.folder / 'output.log'}")
+                    fail(job, f"{_last_error(log) or f'ended with status {process.returncode}'}; see {log}")
                 elif row["state"] != "trained":
-                    fail(job, row["error"] or f"ended without a model card; see {job.folder / 'output.log'}")
+                    fail(job, row["error"] or f"ended without a model card; see {log}")
                 else:
                     say(f"{name}: trained, test accuracy {100 * row['test accuracy']:.2f}")
     return [job.failed(failed[job.recipe.name]) if job.recipe.name in failed else job.state() for job in jobs]
+
+
+@contextmanager
+def _asked_to_end() -> Iterator[None]:
+    """Inside, signals that ask a process to end are as Ctrl-C is: the trainings end too."""
+    signals = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    if threading.current_thread() is not threading.main_thread():
+        signals = []
+    before = {each: signal.getsignal(each) for each in signals if signal.getsignal(each) != signal.SIG_IGN}  # nohup
+    for each in before:
+        signal.signal(each, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def _last_error(log: Path) -> str | None:
+    """What the last process that printed there said of its end."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    last = lines[-1] if lines else ""
+    return last.removeprefix("error: ") if last.startswith("error: ") else None
 
 
 @contextmanager

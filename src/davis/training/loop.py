@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from davis.training.pictures import Data, Pictures, UnknownDataset, normalised, 
 from davis.training.recipe import Recipe
 from davis.training.step import Step, capture
 from davis.zoo import build
-from davis.zoo.weights import CARD, sha256_of
+from davis.zoo.weights import CARD, CHECKPOINT, sha256_of
 
 _TOLD_EVERY = 10  # steps
 
@@ -113,6 +113,8 @@ def _train(
     digests = whole.digests()
     stored = files.load_checkpoint(folder, recipe, data=digests["train"], test=digests["test"])
     with torch.random.fork_rng(devices=[]):
+        if recipe.images is not None and recipe.images > len(whole.train.labels):
+            raise ValueError(f"{recipe.dataset} has {len(whole.train.labels)} images to train on, not {recipe.images}")
         pictures, test = whole.train.first(recipe.images).to(chosen), whole.test.to(chosen)
         torch.manual_seed(recipe.seed)
         model = build(recipe.arch, classes=whole.classes, head=recipe.head).to(chosen)
@@ -120,8 +122,12 @@ def _train(
         step = Step(model, pictures, recipe, compiled=compiled)
         history: files.History = []
         if stored is not None:
-            step.restore(stored[0])
+            try:
+                step.restore(stored[0])
+            except ValueError as error:
+                raise ValueError(f"{folder / CHECKPOINT}: {error}") from None
             history = stored[1]
+            files.write_log(folder, history)  # which a kill may have left a line behind the checkpoint
     with _fastest_kernels():
         take = capture(step) if graph and chosen.type == "cuda" and len(history) < recipe.epochs else step
         _epochs(step, take, test, recipe, folder, history, save_every, watch, digests)
@@ -209,7 +215,6 @@ def _finish(
     """Write weights, figure and card; the accuracy on the card is that of the written file, in float32."""
     about = {"arch": recipe.arch, "dataset": recipe.dataset, "head": recipe.head}
     weights = files.save_weights(folder, step.model.state_dict(), about)
-    figure.draw(history, recipe.name, folder / files.FIGURE)
     used = step.steps * recipe.batch
     card: dict[str, Any] = {
         "name": recipe.name,
@@ -228,6 +233,7 @@ def _finish(
         "preprocessing": whole.preprocessing().to_dict(),
         "precision": "bfloat16 autocast" if test.images.is_cuda else "float32",
         "device": torch.cuda.get_device_name(test.images.device) if test.images.is_cuda else "cpu",
+        "threads": None if test.images.is_cuda else torch.get_num_threads(),
         "seconds": round(sum(record["seconds"] for record in history), 1),
         "versions": {"davis": __version__, "torch": torch.__version__},
         "sha256": sha256_of(weights),
@@ -236,6 +242,8 @@ def _finish(
     files.fill(step.model, weights)
     card["accuracy"] = evaluate(step.model, test)
     files.save_card(folder, card)
+    with suppress(OSError):  # nothing depends on the figure
+        figure.draw(history, recipe.name, folder / files.FIGURE)
     return card
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shlex
 from dataclasses import asdict, dataclass, fields
@@ -12,6 +11,7 @@ from typing import Any, get_args
 from davis.zoo import CLASSES, HeadKind, canonical, slug
 
 _DECAYED_AT = (50, 75, 90)  # percent of the epochs; the paper trains for 100
+_MOST_RATE = 1000.0  # what is larger is a slip of the hand
 _MOST_SEED = 2**32 - 1  # what is drawn from the seed and the epoch must fit into 64 bits
 
 
@@ -49,11 +49,13 @@ class Recipe:
             raise ValueError(f"seed must be at most {_MOST_SEED}, got {self.seed}")
         if self.images is not None and self.images < self.batch:
             raise ValueError(f"{self.images} images do not fill one batch of {self.batch}; give more")
-        if not 0 < self.rate < math.inf or not 0 <= self.momentum < 1 or not 0 <= self.decay < math.inf:
-            raise ValueError(
-                f"rate must be above 0, momentum from 0 to below 1 and decay at least 0, "
-                f"got {self.rate}, {self.momentum} and {self.decay}"
-            )
+        for name, allowed, right in (
+            ("rate", f"above 0 and at most {_MOST_RATE:.0f}", 0 < self.rate <= _MOST_RATE),
+            ("momentum", "from 0 to below 1", 0 <= self.momentum < 1),
+            ("decay", f"from 0 to {_MOST_RATE:.0f}", 0 <= self.decay <= _MOST_RATE),
+        ):
+            if not right:
+                raise ValueError(f"{name} must be {allowed}, got {getattr(self, name)}")
 
     def _check_kinds(self) -> None:
         """Settings may come from a file, where a number is easily written as a text, or 1.5 for a count."""

@@ -16,6 +16,7 @@ from pathlib import Path
 
 DAEMON = "nvidia-cuda-mps-control"
 _PIPES, _LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
+_MOST = 300  # bytes of what it says
 _PATIENCE, _LONGER = 10, 90  # seconds: for what takes none where all is well, and for what imports torch
 
 
@@ -74,5 +75,5 @@ def _told(daemon: str, own: dict[str, str], *, arguments: list[str] | None = Non
         except (OSError, subprocess.TimeoutExpired) as error:
             return " ".join(str(error).split())
         output.seek(0)
-        said = " ".join(output.read().decode(errors="replace").split())
+        said = " ".join(output.read(_MOST).decode(errors="replace").split())
     return None if done.returncode == 0 or "already running" in said else said or f"status {done.returncode}"

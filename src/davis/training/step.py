@@ -116,16 +116,18 @@ class Step:
         """Put what `tensors` gave back in place."""
         own = self.tensors()
         if own.keys() != tensors.keys():
-            raise ValueError(f"the checkpoint belongs to another network: {sorted(own.keys() ^ tensors.keys())[0]!r}")
+            raise ValueError(
+                f"it belongs to another network: {sorted(own.keys() ^ tensors.keys())[0]!r}; choose another folder"
+            )
         for name, tensor in own.items():
             if tensors[name].shape != tensor.shape:
                 raise ValueError(
-                    f"the checkpoint belongs to another network: {name!r} is {tuple(tensors[name].shape)} there and "
-                    f"{tuple(tensor.shape)} here"
+                    f"it belongs to another network: {name!r} is {tuple(tensors[name].shape)} there and "
+                    f"{tuple(tensor.shape)} here; choose another folder"
                 )
             if tensors[name].dtype != tensor.dtype:  # rounded ones would go on to other bits
                 raise ValueError(
-                    f"the checkpoint is damaged: {name!r} is {tensors[name].dtype} there and {tensor.dtype} here; "
+                    f"it is damaged: {name!r} is {tensors[name].dtype} there and {tensor.dtype} here; "
                     "remove it to begin anew"
                 )
             tensor.copy_(tensors[name])

@@ -132,9 +132,12 @@ def _parse(name: str) -> tuple[str, dict[str, Value]]:
     arch, body = found.groups()
     if arch not in ARCHS:
         raise ValueError(f"unknown network {arch!r}; {_suggest(arch, ARCHS)}")
-    settings = dict(ARCHS[arch].settings)
+    settings, given = dict(ARCHS[arch].settings), set[str]()
     for part in body.split(",") if body and body.strip() else ():
         key, equals, value = (piece.strip() for piece in part.partition("="))
+        if key in given:
+            raise ValueError(f"{arch} is given {key} twice: {body.strip()!r}")
+        given.add(key)
         if not equals or key not in settings:
             raise ValueError(f"{arch} takes {', '.join(f'{k}={v}' for k, v in settings.items())}, not {part.strip()!r}")
         settings[key] = _value(arch, key, value)

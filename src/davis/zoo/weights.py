@@ -9,12 +9,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 from torch import nn
 
-from davis.zoo.naming import HeadKind, build, slug
+from davis.zoo.naming import CLASSES, HeadKind, build, slug
+from davis.zoo.state_dicts import check_fit, read_state_dict
 
-WEIGHTS, CARD = "weights.safetensors", "card.json"
+WEIGHTS, CARD, CHECKPOINT = "weights.safetensors", "card.json", "checkpoint.safetensors"
 
 
 def shipped() -> dict[str, dict[str, Any]]:
@@ -26,6 +26,8 @@ def load(name: str, dataset: str, *, head: HeadKind = "linear") -> nn.Module:
     """A trained network that comes with the package, in eval mode; no network is asked."""
     option = "" if head == "linear" else f" --head {head}"
     stem = f"{dataset}-{slug(name)}" + ("" if head == "linear" else f"_{head}")
+    if dataset not in CLASSES:
+        raise ValueError(f"unknown dataset {dataset!r}; known: {', '.join(CLASSES)}")
     known = shipped()
     if stem not in known:
         raise FileNotFoundError(
@@ -49,7 +51,7 @@ def read_card(file: Path, needs: Iterable[str] = ("arch", "classes", "head", "sh
     """The model card in a file, with all that is needed of it."""
     try:
         card = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is damaged ({error}); remove it and train anew") from None
     if not isinstance(card, dict):
         raise ValueError(f"{file} is no model card; remove it and train anew")
@@ -89,8 +91,14 @@ def sha256_of(file: Path) -> str:
 def _open(card_file: Path, weights: Path) -> nn.Module:
     card = read_card(card_file)
     check_weights(card_file, card, weights)
-    model = build(card["arch"], classes=card["classes"], head=card["head"])
-    model.load_state_dict(safetensors.torch.load_file(weights))
+    advice = f"the card {card_file.name} is not theirs: put the right one back, or remove it and train anew"
+    try:
+        model = build(str(card["arch"]), classes=int(card["classes"]), head=card["head"])
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{card_file} is damaged ({error}); remove it and train anew") from None
+    tensors = read_state_dict(weights, advice)
+    check_fit(tensors, model, weights, card["arch"], advice)
+    model.load_state_dict(tensors)
     return model.eval()
 
 
