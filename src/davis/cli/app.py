@@ -48,6 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     debug = "--debug" in given  # accepted before and after the verb
     given = [argument for argument in given if argument != "--debug"]
+    _fill_in_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # file names need not be text
@@ -66,6 +67,17 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         print(f"error: {_in_words(error)}", file=sys.stderr)
         status = 2
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _fill_in_streams() -> None:
+    """The null device for each stream that the shell closed (``2>&-``), where Python has None.
+
+    In this order they take the numbers that are free: a file that is opened later would get one of them, and with it
+    what libraries print there.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 (open until the end)
 
 
 def _in_words(error: Exception) -> str:

@@ -42,7 +42,12 @@ if TYPE_CHECKING:
     from davis.data import Preprocessing
     from davis.detector import Detector
 
-Model: TypeAlias = Annotated[str, typer.Argument(help="torchvision or timm name, hf:ID, hf:FOLDER or module:factory")]
+Model: TypeAlias = Annotated[
+    str,
+    typer.Argument(
+        help="torchvision or timm name, hf:ID, hf:FOLDER, module:factory, or a folder that davis train wrote"
+    ),
+]
 Weights: TypeAlias = Annotated[str, typer.Option(help="default (the zoo's pretrained ones), none or a file of tensors")]
 NumClasses: TypeAlias = Annotated[int | None, typer.Option(help="Outputs of the model, where not the zoo's own number")]
 Size: TypeAlias = Annotated[int | None, typer.Option(help="Side of the square images; default: the zoo's own, or 224")]
@@ -55,6 +60,9 @@ Tokens: TypeAlias = Annotated[
 ]
 Batch: TypeAlias = Annotated[int, typer.Option(min=1, help="Images at a time")]
 Device: TypeAlias = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps; default: cuda if there, else cpu")]
+TrainDevice: TypeAlias = Annotated[
+    str | None, typer.Option("--device", help="cpu, cuda or cuda:1; default: cuda if there, else cpu")
+]
 Workers: TypeAlias = Annotated[int, typer.Option(min=0, help="Threads that decode images")]
 Strict: TypeAlias = Annotated[bool, typer.Option("--strict", help="Stop at the first image that cannot be read")]
 Tpr: TypeAlias = Annotated[float, typer.Option(help="Share of in-distribution images to accept")]

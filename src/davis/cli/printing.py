@@ -71,16 +71,23 @@ def flat(record: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
             yield name, value
 
 
-def table(rows: Sequence[dict[str, Any]], *, header: bool = True) -> None:
-    """Print rows that have the same keys; files and pipes get whole lines, however long."""
+def table(rows: Sequence[dict[str, Any]], *, header: bool = True, folded: str | None = None) -> None:
+    """Print rows that have the same keys; files and pipes get whole lines, however long.
+
+    On a narrow terminal the column ``folded`` goes on in the next line before any other is cut.
+    """
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     if not rows:
         return
     # Neither [markup] nor :emoji: is meant by a file name.
     console = Console(markup=False, emoji=False, width=None if sys.stdout.isatty() else 10_000)
-    table = Table(*rows[0], box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=header)
+    columns = [
+        Column(name, overflow="fold" if name == folded else "ellipsis", no_wrap=folded is not None and name != folded)
+        for name in rows[0]
+    ]
+    table = Table(*columns, box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=header)
     for row in rows:
         style = "bold red" if row.get("verdict") == "OOD" else None
         table.add_row(*(cell(value) for value in row.values()), style=style)
