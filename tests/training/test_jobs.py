@@ -307,6 +307,24 @@ def test_a_refused_run_leaves_nothing_behind(
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--jobs", "jobs.toml", "--epochs", "9"], "--jobs names the networks, datasets and settings in its file"),
+        (["resnet18", "cifar10", "--jobs", "jobs.toml"], "--jobs names the networks, datasets and settings"),
+        (["resnet18", "cifar10", "--side-by-side", "2"], "--side-by-side and --no-mps are for several trainings"),
+        (["--jobs", "jobs.toml", "--side-by-side", "0"], "at least one training runs at a time, got side_by_side=0"),
+    ],
+)
+def test_the_plain_command_refuses_what_it_would_ignore(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path, GOOD)
+    assert plain_main(arguments) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_a_finished_training_without_its_pictures_is_noted(place: Path, tmp_path: Path) -> None:
     options = ("--epochs", 1, "--batch", 20, "--device", "cpu", "--out", tmp_path / "run")
     first = call("train", TINY, place, *options, "--json")[1]

@@ -12,6 +12,7 @@ from davis.training import Progress, Recipe, train
 from davis.training.jobs import read_jobs, run_jobs, with_act
 
 OUT = Path("trained")
+_SETTINGS = ("dataset", "head", "epochs", "batch", "rate", "momentum", "decay", "padding", "seed", "images")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,8 +30,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _one(options: argparse.Namespace) -> int:
     if options.arch is None or options.dataset is None:
         raise ValueError("give a network and a dataset, such as resnet18 cifar10, or --jobs FILE")
-    settings = ("dataset", "head", "epochs", "batch", "rate", "momentum", "decay", "padding", "seed", "images")
-    given = {name: getattr(options, name) for name in settings if getattr(options, name) is not None}
+    if options.side_by_side is not None or options.no_mps:
+        raise ValueError("--side-by-side and --no-mps are for several trainings; list them in a file for --jobs")
+    given = {name: getattr(options, name) for name in _SETTINGS if getattr(options, name) is not None}
     recipe = Recipe(arch=with_act(options.arch, options.act), **given)
     said: int | None = None
 
@@ -57,6 +59,8 @@ def _one(options: argparse.Namespace) -> int:
 
 
 def _jobs(options: argparse.Namespace) -> int:
+    if any(getattr(options, name) is not None for name in ("arch", "act", *_SETTINGS)):
+        raise ValueError("--jobs names the networks, datasets and settings in its file; give them there alone")
     jobs, count = read_jobs(options.jobs, options.out or OUT)
     passed = ["--save-every", str(options.save_every)]
     passed += ["--no-graph"] if options.no_graph else []
