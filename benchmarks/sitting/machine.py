@@ -39,6 +39,7 @@ TURNED_AWAY = (b"busy or unavailable", b"finds no CUDA", b"MPS", b"CUDA driver i
 def visit(options: argparse.Namespace) -> None:
     """Put what came in its place, begin the work or let it go on, wait, and fill OUT with what is new."""
     land(plan.ROOT, options.home, renew=options.renew)
+    plan.keep_stay(options.home / "work", options.stay)
     start(options, [sys.executable, str(options.home / "tree" / SCRIPT), "work", *sys.argv[2:]])
     luggage.collect(options)
 
@@ -152,7 +153,7 @@ class Driver:
         while True:
             there = unpack(self.options.home / "parts", self.place / "data")
             self.reap()
-            left = self.options.stay - (time.time() - plan.began(self.place)) / 60
+            left = plan.minutes_left(self.place)
             waiting = [
                 task for task in plan.tasks(self.todo) if task not in self.running and self.failures[task] < ATTEMPTS
             ]

@@ -145,6 +145,16 @@ def all_can_end(side_by_side: list[Cost], minutes: float) -> bool:
     return all(ends(one) for one in side_by_side)
 
 
+def keep_stay(work: Path, minutes: float) -> None:
+    """The last call says how long the machine is kept; the driver, which an earlier one began, reads it."""
+    atomic.write(work / "stay", str(minutes).encode())
+
+
+def minutes_left(work: Path) -> float:
+    """Of the stay."""
+    return float((work / "stay").read_text()) - (time.time() - began(work)) / 60
+
+
 def began(work: Path) -> float:
     """When the first driver of this machine began, by the clock."""
     file = work / "began"

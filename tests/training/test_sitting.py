@@ -53,8 +53,9 @@ def small_job(work: Path, dataset: Path | str = "colours", **settings: object) -
 
 def driving(home: Path, *, side_by_side: int) -> argparse.Namespace:
     """The options of a driver that rehearses."""
+    plan.keep_stay(home / "work", 17)
     return argparse.Namespace(
-        home=home, side_by_side=side_by_side, device="cpu", mps=False, compile=False, pixels=False, stay=17
+        home=home, side_by_side=side_by_side, device="cpu", mps=False, compile=False, pixels=False
     )
 
 
@@ -119,6 +120,12 @@ class TestPlan:
             # It goes on elsewhere, so that it may be cut off, but not for the sake of others.
             assert plan.all_can_end([dense, dense, dense], minutes + slack) is begun
         assert plan.all_can_end([small, dense, dense, dense], 4 + slack + 1e-9)  # a minute each, until it is done
+
+    def test_the_stay_is_that_of_the_last_call(self, tmp_path: Path) -> None:
+        plan.began(tmp_path)
+        for minutes in (20, 5):
+            plan.keep_stay(tmp_path, minutes)
+            assert plan.minutes_left(tmp_path) == pytest.approx(minutes, abs=0.2)
 
     def test_what_is_left_of_a_training(self, data: Data, tmp_path: Path) -> None:
         job = small_job(tmp_path, epochs=4)
