@@ -130,13 +130,19 @@ def status(work: Path, begun: list[Job]) -> None:
     for job in begun:
         row, paper = job.state(), plan.paper_accuracy(job)
         accuracy = "" if row["test accuracy"] is None else f"{100 * row['test accuracy']:.2f}"
-        benched = "done" if (job.folder / "bench" / "results.json").is_file() else ""
+        benched = "done" if (job.folder / "bench" / "results.json").is_file() else last_line(job.folder / "bench.log")
         loss = "" if row["loss"] is None else f"{row['loss']:.4f}"
         cells = (row["name"], row["state"], row["epoch"], loss, accuracy, paper or "", row["seconds"], benched)
         print(f"| {' | '.join(map(str, cells))} |")
     for log, lines in ((work / machine.CHECKED, 1), (work / "driver.log", 12)):
         if log.is_file():
             print("\n".join(log.read_text().splitlines()[-lines:]))
+
+
+def last_line(log: Path) -> str:
+    """What was printed last, on a table's line."""
+    said = log.read_text(errors="replace").splitlines() if log.is_file() else []
+    return said[-1][:100].replace("|", "/") if said else ""
 
 
 # -- at home ---------------------------------------------------------------------------------------------------------

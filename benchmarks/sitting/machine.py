@@ -10,7 +10,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -29,6 +30,7 @@ ATTEMPTS = 4  # at each thing
 PAUSE, LONGEST_PAUSE = 10.0, 60.0  # seconds between them: doubled each time, at most
 SPACING = 5.0  # seconds: several that call on the card in the same moment find it busy
 QUIET = {"train": 300.0, "bench": 600.0}  # seconds without a word, after which a process is taken to hang
+TOLD_EVERY = 15.0  # seconds, by a benchmark
 CALM = 120.0  # seconds without one turned away, after which one more is tried
 CHECKED = "check.log"  # what came of a small benchmark on the card
 MPS = "mps"  # the folder of the service through which they share the card
@@ -237,8 +239,24 @@ def begin(task: Task, job: Job, place: Path, environment: dict[str, str], option
 
 
 def say(text: str) -> None:
-    """A line of the driver's log."""
+    """A line of a log."""
     print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
+
+
+@contextmanager
+def told(title: str, images: int) -> Iterator[Callable[[int], None]]:
+    """What a benchmark is at, in a line now and then: one that is silent is taken to hang."""
+    done, told_at = 0, time.monotonic()
+    say(f"{title}: {images} images")
+
+    def step(more: int) -> None:
+        nonlocal done, told_at
+        done += more
+        if time.monotonic() - told_at >= TOLD_EVERY:
+            told_at = time.monotonic()
+            say(f"{title}: {done} of {images}")
+
+    yield step
 
 
 def bench(options: argparse.Namespace) -> None:
@@ -260,7 +278,7 @@ def bench(options: argparse.Namespace) -> None:
     if not options.pixels:
         built = replace(built, specs=describe.without_pixels(list(built.specs)))
     cache = options.work / "cache" / options.name
-    results = run(built, folder / "bench", cache=cache)
+    results = run(built, folder / "bench", cache=cache, watch=told)
     shutil.rmtree(cache)  # gigabytes, and the tables are written
     for left_out, reason in results.facts["left_out"].items():
         print(f"{options.name}: left out {left_out}: {reason}")

@@ -180,6 +180,7 @@ class TestLuggage:
         monkeypatch.setattr(plan, "asked", lambda _: [done, cut, late])
         train(done.recipe, done.folder, data=data, device="cpu")
         cut_off(cut, data)
+        (done.folder / "bench.log").write_text("pass over test: 9 images\nscore a|b: 5 of 9\n")
         calls, last = 0, False
         while True:
             out = tmp_path / f"out{calls}"
@@ -188,6 +189,7 @@ class TestLuggage:
             )
             said, files = capsys.readouterr().out, list(out.iterdir())
             assert late.recipe.name not in said  # not begun
+            assert said.count("| score a/b: 5 of 9 |") == 1
             assert len(files) <= 8
             assert all(file.stat().st_size <= 0.01 * 2**20 + 1 for file in files if "tar" not in file.name)
             calls += 1
@@ -510,7 +512,23 @@ def test_the_speed_script_says_that_it_needs_cuda() -> None:
     assert "no CUDA" in done.stderr
 
 
-def test_a_benchmark_goes_on_without_a_method_that_breaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_benchmark_says_what_it_is_at(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(machine, "say", print)
+    clock = iter([0.0, 14, 16, 16, 30, 31, 31])
+    monkeypatch.setattr(machine, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    with machine.told("score svhn", 400) as step:
+        for _ in range(4):
+            step(100)
+    assert capsys.readouterr().out.splitlines() == [
+        "score svhn: 400 images",
+        "score svhn: 200 of 400",
+        "score svhn: 400 of 400",
+    ]
+
+
+def test_a_benchmark_goes_on_without_a_method_that_breaks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A real benchmark of a small trained network; one method wants more images than there are."""
     work, drawn = tmp_path / "work", np.random.default_rng(0)
     (work / "data").mkdir(parents=True)
@@ -538,6 +556,9 @@ def test_a_benchmark_goes_on_without_a_method_that_breaks(tmp_path: Path, monkey
         SimpleNamespace(work=work, name="cifar10-tiny", data=None, device=None, pixels=False, pixel_images=40)
     )
     results = load(work / "cifar10-tiny" / "bench")
+    out = capsys.readouterr().out
+    assert "pass over test: 30 images" in out
+    assert "score far: 20 images" in out
     assert results.specs == ["mean + energy"]
     assert {row.set for row in results.rows} == {"far"}
     assert list(json.loads((work / "cifar10-tiny" / "bench" / "left_out.json").read_text())) == ["mean + knn(k=999)"]
