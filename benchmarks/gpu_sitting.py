@@ -1,4 +1,4 @@
-"""Everything that happens on a borrowed GPU machine, in one driver: docs/training.md has the sequence of calls.
+"""Everything that happens on a borrowed GPU machine, in one driver: gpu_sitting.md has the sequence of calls.
 
 Here:      python benchmarks/gpu_sitting.py pack DATA PARTS     image sets as lossless mosaics in parts of 56 MiB
 There:     python benchmarks/gpu_sitting.py visit OUT --wait 0  each call: keeps the part that came, goes on, fills OUT

@@ -202,8 +202,9 @@ class Driver:
             say(f"the card is crowded: for now {self.at_most['train']} trainings at a time")
 
     def next_of(self, waiting: list[Task], there: set[str], left: float) -> Task | None:
-        """The first that has its data, a place, and time to end beside the others."""
+        """The first that has its data, a place, and time to end beside the others; else one that could go on later."""
         kept = Counter[str]()  # places for what comes first and has no data yet
+        to_go_on = None
         for task in waiting:
             beside = [other for other in self.running if other.kind == task.kind]
             if len(beside) + kept[task.kind] >= self.at_most[task.kind]:
@@ -213,8 +214,10 @@ class Driver:
             if not task.needs() <= there:
                 kept[task.kind] += 1
             elif plan.all_can_end(self.costs(task, *self.running), left):
-                return task
-        return None
+                if plan.ends_alone(self.costs(task)[0], left):
+                    return task
+                to_go_on = to_go_on or task
+        return to_go_on
 
     def costs(self, *tasks: Task) -> list[plan.Cost]:
         """What they still take of the card."""

@@ -132,6 +132,11 @@ def work_left(job: Job, task: Task) -> Cost:
     return Cost(cost.alone * share, cost.full * share, cost.resumes)
 
 
+def ends_alone(one: Cost, minutes: float) -> bool:
+    """Whether it ends in time with the card to itself."""
+    return one.alone + SLACK <= minutes
+
+
 def all_can_end(side_by_side: list[Cost], minutes: float) -> bool:
     """Whether these end in time where all share the card alike.
 
@@ -140,7 +145,7 @@ def all_can_end(side_by_side: list[Cost], minutes: float) -> bool:
 
     def ends(one: Cost) -> bool:
         together = max(one.alone, sum(min(one.full, other.full) for other in side_by_side))
-        return together + SLACK <= minutes or (one.resumes and one.alone + SLACK > minutes)
+        return together + SLACK <= minutes or (one.resumes and not ends_alone(one, minutes))
 
     return all(ends(one) for one in side_by_side)
 

@@ -327,6 +327,24 @@ def test_the_schedule(
     assert not late.folder.exists()  # the machine goes back before it could be done, and it could not go on elsewhere
 
 
+def test_what_can_end_goes_before_what_could_go_on_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "COSTS", {"densenet101": plan.Cost(12, 6, resumes=True), "resnet18": plan.Cost(2, 2)})
+    jobs = {job.recipe.name: job for job in plan.jobs(tmp_path)}
+    dense, small = (plan.Task("train", name) for name in ("cifar10-densenet101", "cifar10-resnet18_silu"))
+    todo = {task.name: jobs[task.name] for task in (dense, small)}
+    (tmp_path / "work").mkdir()
+    driver = machine.Driver(tmp_path, todo, {}, driving(tmp_path, side_by_side=2))
+    there = set(plan.SETS)
+    for waiting, left, begun in (
+        ([dense, small], 14, dense),
+        ([dense, small], 13, small),
+        ([dense], 13, dense),
+        ([dense, small], 3, dense),  # neither ends; this one can go on
+        ([small], 3, None),
+    ):
+        assert driver.next_of(waiting, there, left) == begun
+
+
 @pytest.mark.slow
 def test_a_crowded_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A card that takes two processes and turns a third one away, whose training is done later."""
