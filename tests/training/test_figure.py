@@ -111,6 +111,12 @@ def test_a_picture_that_can_be_read(tmp_path: Path, title: str) -> None:
     assert ElementTree.parse(tmp_path / "curves.svg").getroot().tag.endswith("svg")
 
 
+def test_the_same_curves_are_the_same_file(tmp_path: Path) -> None:
+    for name in ("one.svg", "other.svg"):
+        assert draw(history(2), "cifar10-resnet18", tmp_path / name)
+    assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "other.svg").read_bytes()
+
+
 def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert not draw(history(1), "x", tmp_path / "curves.svg")

@@ -24,6 +24,7 @@ _LINE, _WIDE_LINE = 80, 45  # signs of the title that fit side by side; such as 
 def draw(history: Sequence[Mapping[str, Any]], title: str, file: Path) -> bool:
     """Write the curves to an .svg or .png file; False without matplotlib, which a training does not need."""
     try:
+        from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError:
         return False
@@ -36,7 +37,8 @@ def draw(history: Sequence[Mapping[str, Any]], title: str, file: Path) -> bool:
         _tidy(axes, [record["epoch"] for record in history])
     # A dollar in the name of a folder begins no formula.
     picture.suptitle(_wrapped(title), fontsize=11, parse_math=False)
-    with warnings.catch_warnings():
+    # Names within an .svg are drawn at random without a salt, and the same curves would be another file each time.
+    with warnings.catch_warnings(), rc_context({"svg.hashsalt": "davis"}):
         warnings.filterwarnings("ignore", message="Glyph .* missing from")  # a name in CJK, drawn as boxes
         picture.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
     return True
