@@ -47,6 +47,10 @@ def _max(values: Map, space: tuple[int, ...]) -> Features:
     return values.amax(space)
 
 
+def _min(values: Map, space: tuple[int, ...]) -> Features:
+    return values.amin(space)
+
+
 def _median(values: Map, space: tuple[int, ...]) -> Features:
     return values.flatten(2).median(-1).values
 
@@ -84,4 +88,5 @@ STATISTICS: dict[str, Callable[[Tensor, tuple[int, ...]], Features]] = {
     "median_mean": _median_mean,
     "entropy": _entropy,
     "entropy_paper": _entropy_paper,
+    "min": _min,
 }

@@ -33,6 +33,7 @@ class Activations(NamedTuple):
     median_mean: Features | None = None  # the average of two middle values
     entropy: Features | None = None  # of the softmax over positions
     entropy_paper: Features | None = None  # of map / sum(map), for non-negative maps
+    min: Features | None = None
 
     def rows(self, index: slice | Tensor) -> Activations:
         """The same activations for some of the images."""

@@ -42,6 +42,22 @@ def test_davis_and_unified(maps: np.ndarray, gamma: float, ddof: int) -> None:
     np.testing.assert_allclose(pooled(Unified(gamma=gamma, ddof=ddof), maps), unified, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.parametrize("gamma", [0.5, 3])
+def test_signed_pools_go_where_the_mean_points(maps: np.ndarray, gamma: float) -> None:
+    def away(v: np.ndarray) -> float:
+        return v.mean() + np.copysign(gamma * v.std(ddof=1), v.mean())
+
+    furthest = channels(maps, lambda v: v.min() if v.mean() < 0 else v.max())
+    np.testing.assert_array_equal(pooled(Max(signed=True), maps), furthest)
+    np.testing.assert_allclose(
+        pooled(Davis(gamma=gamma, signed=True), maps), channels(maps, away), rtol=1e-12, atol=1e-14
+    )
+    np.testing.assert_array_equal(pooled(Max(signed=True), -maps[:1]), -pooled(Max(signed=True), maps[:1]))
+    for plain, signed in ((Max(), Max(signed=True)), (Davis(gamma=gamma), Davis(gamma=gamma, signed=True))):
+        same = np.array_equal(pooled(plain, maps), pooled(signed, maps))
+        assert same == (maps.min() >= 0)
+
+
 @pytest.mark.parametrize("positions", [(3, 4), (3, 3), (1, 1), (1, 2)])
 def test_median(positions: tuple[int, int]) -> None:
     maps = np.random.default_rng(3).normal(size=(3, 5, *positions))
@@ -97,7 +113,19 @@ def test_a_pool_says_which_statistic_is_missing() -> None:
 
 
 @pytest.mark.parametrize(
-    "pool", [Mean(), Max(), Davis(), Unified(), Median(), Median(ties="mean"), Entropy(), Entropy(variant="paper")]
+    "pool",
+    [
+        Mean(),
+        Max(),
+        Max(signed=True),
+        Davis(),
+        Davis(signed=True),
+        Unified(),
+        Median(),
+        Median(ties="mean"),
+        Entropy(),
+        Entropy(variant="paper"),
+    ],
 )
 def test_pools_read_what_they_say(pool: Pool) -> None:
     assert pool.statistics() <= set(STATISTICS)

@@ -11,7 +11,7 @@ from davis.backbone import Backbone
 from davis.detector import Detector
 from davis.types import Images
 
-_PER_VALUE = {"std": 3, "max": 1, "median": 6, "median_mean": 6, "entropy": 4, "entropy_paper": 4}
+_PER_VALUE = {"std": 3, "max": 1, "min": 1, "median": 6, "median_mean": 6, "entropy": 4, "entropy_paper": 4}
 """Operations per value of the map for each statistic; of a sort of 64 values, its log2 comparisons."""
 
 

@@ -20,12 +20,22 @@ class Mean(Pool, name="mean"):
 
 @final
 class Max(Pool, name="max"):
-    """DAVIS(m): the strongest activation of each channel, h = max."""
+    """DAVIS(m): the strongest activation of each channel, h = max.
 
-    reads = frozenset({"max"})
+    ``signed`` takes the least one of channels with a negative mean, for maps that go far below zero, such as Tanh's: a
+    channel's evidence then grows in its own direction. Maps without negative values give the same either way.
+    """
+
+    def __init__(self, *, signed: bool = False) -> None:
+        super().__init__()
+        self.signed = signed
+
+    def statistics(self) -> frozenset[str]:
+        return frozenset({"max", "min"} if self.signed else {"max"})
 
     def forward(self, activations: Activations) -> Features:
-        return _read(activations, "max")
+        largest = _read(activations, "max")
+        return torch.where(activations.mean < 0, _read(activations, "min"), largest) if self.signed else largest
 
 
 @final
@@ -34,20 +44,24 @@ class Davis(Pool, name="davis"):
 
     The standard deviation is the unbiased one (``ddof=1``), as in the authors' code; it is 0 on a
     map of one position. Biased and unbiased differ by 15% on 2x2 maps, so a gamma does not carry
-    over between them.
+    over between them. ``signed`` takes gamma * sigma away from a negative mu, as ``max(signed=true)`` does.
     """
 
     reads = frozenset({"std"})
 
-    def __init__(self, *, gamma: float = 1, ddof: int = 1) -> None:
+    def __init__(self, *, gamma: float = 1, ddof: int = 1, signed: bool = False) -> None:
         super().__init__()
         self.gamma = gamma
         self.ddof = ddof
+        self.signed = signed
         if ddof not in (0, 1):
             raise self.refuse("ddof", "0 or 1")
 
     def forward(self, activations: Activations) -> Features:
-        return activations.mean + self.gamma * _deviation(activations, self.ddof)
+        added = self.gamma * _deviation(activations, self.ddof)
+        if self.signed:
+            added = torch.where(activations.mean < 0, -added, added)
+        return activations.mean + added
 
 
 @final
