@@ -251,7 +251,8 @@ The paper's CIFAR comparison with its authors' own DenseNet-101 weights, run by 
 This page is written by `benchmarks/reproduction.py` from the runs it names. Device: CPU, two cores, float32
 activations, all 50,000 training images to fit on; no GPU was to be had. Methods that need input gradients (ODIN,
 AdaSCALE) run on fewer images and stand in tables of their own.
-Networks trained here: [own_networks.md](own_networks.md).
+Every row on networks trained here by the paper's recipe (ResNet-18, MobileNet-v2), beside the paper's numbers, and the
+study of activations: [own_networks.md](own_networks.md).
 """
 
 FINDINGS = (

@@ -41,11 +41,11 @@ class Cost(NamedTuple):
     resumes: bool = False  # in another sitting: its checkpoint is small enough to come home
 
 
-# Alone, ResNet-18 and DenseNet-101 are measured (benchmarks/training_speed.md), and so is ResNet-18 on a full card: a
-# share of four there. WRN-28-10 alone was given to us. All others are guessed from their arithmetic.
+# Measured: ResNet-18 and DenseNet-101 alone (benchmarks/training_speed.md; 3.0 with GELU), and both and MobileNet-v2 on
+# a full card, a quarter of their time among four. WRN-28-10 alone was given to us. The others are guessed.
 COSTS = {
-    "resnet18": Cost(2.5, 2.0),
-    "resnet34": Cost(4.8, 4.0),
+    "resnet18": Cost(3.0, 1.7),
+    "resnet34": Cost(5.4, 3.5),
     "wrn28_10": Cost(9.9, 9.9),
     "densenet101": Cost(11.7, 9.0, resumes=True),
     "mobilenet_v2": Cost(5.0, 3.6, resumes=True),
