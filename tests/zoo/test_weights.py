@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from PIL import Image
 
 from davis import zoo
 from davis.models import load_model, preprocessing_of
@@ -64,6 +66,21 @@ def test_every_shipped_card_is_true() -> None:
         dataset, arch = stem.split("-")
         assert zoo.slug(card["arch"]) == arch
         assert zoo.load(card["arch"], dataset).head.out_features == zoo.CLASSES[dataset]  # type: ignore[union-attr]
+
+
+@pytest.mark.slow
+def test_a_shipped_network_is_as_good_as_its_card_says(shared: Path) -> None:
+    """On a tenth of the test set, prepared as the card says."""
+    labels = torch.from_numpy(np.load(shared / "data" / "32px" / "cifar100_test.labels.npy")[:1000])
+    mosaic = np.asarray(Image.open(shared / "data" / "32px" / "cifar100_test.0.webp").convert("RGB"))
+    rows, columns = mosaic.shape[0] // 32, mosaic.shape[1] // 32
+    tiles = mosaic.reshape(rows, 32, columns, 32, 3).swapaxes(1, 2).reshape(-1, 32, 32, 3)[:1000]
+    card = zoo.shipped()["cifar100-mobilenet_v2"]
+    mean, std = (torch.tensor(card["preprocessing"][key])[:, None, None] for key in ("mean", "std"))
+    images = (torch.from_numpy(tiles).permute(0, 3, 1, 2) / 255 - mean) / std
+    with torch.inference_mode():
+        right = zoo.load("mobilenet_v2", "cifar100")(images).argmax(1) == labels
+    assert right.double().mean().item() == pytest.approx(card["accuracy"], abs=0.045)  # three standard errors
 
 
 def test_a_file_that_was_changed_is_refused(tmp_path: Path) -> None:

@@ -185,7 +185,7 @@ def fit(
 
     from davis.artifact import check_place, save
     from davis.calibrate import calibrate
-    from davis.data import Images, image_files, shuffled, split
+    from davis.data import Images, Preprocessing, image_files, shuffled, split
     from davis.detector import Detector
     from davis.spec import parse
     from davis.statistics import CAPACITY
@@ -233,7 +233,7 @@ def fit(
         note(f"replaced the detector that was in {out}: {before}")
     if holdout is None:
         note("the threshold rests on a part of --data; if the network was trained on these, --holdout must name others")
-    if size is None and ":" in model and not model.startswith(("hf:", "timm:")):
+    if ":" in model and not model.startswith(("hf:", "timm:")) and preprocessing == Preprocessing():
         note("images were prepared as for ImageNet (224 px, its mean and std); --size, --mean and --std say otherwise")
     summary = {
         "folder": str(out),
