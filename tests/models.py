@@ -85,6 +85,8 @@ EVERY_SPEC = [
     "mean + energy",
     "max + energy(t=2)",
     "davis(gamma=0.5) + energy",
+    "max(signed=true) + energy",
+    "davis(gamma=0.5, signed=true) + energy",
     "unified(gamma=0.5) + energy",
     "median + energy",
     "entropy + energy",

@@ -215,6 +215,19 @@ def test_maxima_and_heat_lie_in_the_image() -> None:
     assert (y // 2, x // 2) == (row, column)
 
 
+def test_a_signed_pooling_peaks_downward_where_the_mean_is_negative() -> None:
+    picture = models.maps(1, 5, size=4)[0] - models.maps(1, 6, size=4)[0]
+    model = nn.Sequential(nn.BatchNorm2d(models.CHANNELS), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+    model.append(nn.Linear(models.CHANNELS, 3))
+    found = davis.explain(davis.Detector(model, "max(signed=true) + energy"), picture, channels=models.CHANNELS)
+    seen = model[0](picture[None])[0].detach()
+    assert {channel.mean < 0 for channel in found.channels} == {True, False}
+    for channel in found.channels:
+        values = seen[channel.index] * (-1 if channel.mean < 0 else 1)
+        assert (channel.y, channel.x) == divmod(int(values.argmax()), 4)
+        assert abs(channel.pooled) == pytest.approx(float(values.max()), rel=1e-6)
+
+
 def test_rings_lie_over_the_maxima() -> None:
     """On a picture that is wider than high, no other place would have white in it."""
     picture = np.zeros((40, 80, 3), np.uint8)

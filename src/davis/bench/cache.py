@@ -22,7 +22,7 @@ from davis.types import Activations, Images
 
 FORMAT = 1
 STATISTICS = ("std", "max", "median", "entropy")
-"""What is kept beside the mean: every pooling of the language can then be read from the cache."""
+"""What is kept beside the mean: every pooling of the language, without its options, can be read from the cache."""
 
 _IDENTITY = ("format", "weights", "read", "data", "statistics", "dtype", "batch")
 _PROGRESS = ("columns", "complete", "images", "position", "rows", "seconds")

@@ -29,7 +29,7 @@ class Channel:
     moved: float  # what it adds to the score when the detector's pooling takes the mean's place
     mean: float
     pooled: float  # what the detector's pooling made of it
-    x: int  # where its maximum sits in the image, in pixels; the first place where several hold it
+    x: int  # where its maximum (its minimum where a signed pooling went down) sits, in pixels; the first of several
     y: int
 
 

@@ -143,7 +143,9 @@ def _strongest(seen: _Seen, moved: Tensor, mean: Features, pooled: Features) -> 
     order = order[moved[order] != 0]
     rows, columns = seen.activation_map.shape[2:]
     height, width = seen.picture.shape[:2]
-    maxima = seen.activation_map[0].flatten(1).argmax(1)[order]
+    # A signed pooling goes down where the mean is negative: what it took of such a channel is its least value.
+    up = torch.where((mean[0] < 0) & (pooled[0] < mean[0]), -1, 1)[order]
+    peaks = (seen.activation_map[0].flatten(1)[order] * up[:, None]).argmax(1)
     return [
         Channel(
             index=index,
@@ -153,7 +155,7 @@ def _strongest(seen: _Seen, moved: Tensor, mean: Features, pooled: Features) -> 
             x=int((where % columns + 0.5) * width / columns),
             y=int((where // columns + 0.5) * height / rows),
         )
-        for index, where in zip(order.tolist(), maxima.tolist(), strict=True)
+        for index, where in zip(order.tolist(), peaks.tolist(), strict=True)
     ]
 
 
