@@ -31,8 +31,8 @@ times sigma from its mean; on maps that are never negative both are what they we
 
 ResNet-18 trained here by the paper's recipe, one seed each ([own_networks.md](../docs/own_networks.md)); FPR95 / AUROC
 in percent, averaged over `svhn`, `dtd10`, `miniplaces` and `lsuncats_crop` (far) or `tiny_imagenet` and the other CIFAR
-(near). Best of a group in bold. *accuracy* is that of the last layer on what is pooled; the classifier's own
-predictions stay those of `mean`. The option was thought of after the first rows of Tanh on these very sets, so its
+(near). The lowest FPR95 of a group is bold. *accuracy* is that of the last layer on what is pooled; the classifier's
+own predictions stay those of `mean`. The option was thought of after the first rows of Tanh on these very sets, so its
 figures there are no test on unseen data; gamma is the paper's, not chosen here.
 Written by `benchmarks/signed_maps.py`."""
 
@@ -67,6 +67,8 @@ def page(out: Path) -> Iterator[str]:
             if (out / f"{dataset}-resnet18_{act}" / "results.json").is_file():
                 yield f"\n## {act} on {TITLES[dataset]}\n"
                 yield from table(load(out / f"{dataset}-resnet18_{act}"))
+            else:
+                yield f"\n{act} on {TITLES[dataset]} is not trained yet."
 
 
 def table(found: Results) -> Iterator[str]:

@@ -416,10 +416,18 @@ class TestFit:
         assert (summary["images_fitted"], summary["images_held_out"], summary["labelled"]) == (72, 18, True)
         assert read_record(workplace / "one")["preprocessing"] == preprocessing.to_dict()
 
-    @pytest.mark.parametrize(("model", "noted"), [(MODEL, True), ("davis.zoo:cifar10_mobilenet_v2", False)])
-    def test_says_what_it_took_for_granted(self, run: Run, model: str, noted: bool) -> None:
-        done = run("fit", model, "max + energy", "--data", "data", "--out", "one", "--tpr", 0.9)
-        assert done.status == 0
+    @pytest.mark.parametrize(
+        ("model", "given", "noted"),
+        [
+            (MODEL, [], True),
+            (MODEL, ["--size", 12], True),
+            (MODEL, ["--size", 12, "--mean", "0.5,0.5,0.5", "--std", "0.25,0.25,0.25"], False),
+            ("davis.zoo:cifar10_mobilenet_v2", [], False),
+        ],
+    )
+    def test_says_what_it_took_for_granted(self, run: Run, model: str, given: list[object], noted: bool) -> None:
+        done = run("fit", model, "max + energy", "--data", "data", "--out", "one", "--tpr", 0.9, *given)
+        assert done.status == 0, done.err
         assert ("prepared as for ImageNet" in done.err) == noted
 
     def test_table(self, run: Run) -> None:

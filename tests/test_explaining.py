@@ -226,6 +226,9 @@ def test_a_signed_pooling_peaks_downward_where_the_mean_is_negative() -> None:
         values = seen[channel.index] * (-1 if channel.mean < 0 else 1)
         assert (channel.y, channel.x) == divmod(int(values.argmax()), 4)
         assert abs(channel.pooled) == pytest.approx(float(values.max()), rel=1e-6)
+    for spec in ("max + energy", "median + energy"):  # of which a channel's peak is its maximum, whatever its mean
+        for channel in davis.explain(davis.Detector(model, spec), picture, channels=models.CHANNELS).channels:
+            assert (channel.y, channel.x) == divmod(int(seen[channel.index].argmax()), 4)
 
 
 def test_rings_lie_over_the_maxima() -> None:

@@ -122,6 +122,11 @@ def preprocessing_of(name: str, model: nn.Module) -> Preprocessing:
     return Preprocessing()
 
 
+def knows_preprocessing(name: str, model: nn.Module) -> bool:
+    """Whether `preprocessing_of` has it from the model's zoo or card, and not from ImageNet for want of better."""
+    return model in _TRAINED_ON or _resolve(name).zoo != "python"
+
+
 def adjusted(
     preprocessing: Preprocessing,
     *,
@@ -163,6 +168,8 @@ def _resolve(name: str) -> _Place:
         return _Place("hf", rest) if zoo == "hf" else _Place("python", name)
     if name in LITES:  # timm has networks of these names too: timm:efficientnet_lite0
         return _Place("davis", name)
+    if read_factory(name.replace("-", "_")) is not None:
+        raise ValueError(f"unknown model {name!r}; did you mean 'davis.zoo:{name.replace('-', '_')}'?")
     known = list(LITES)
     for zoo in ("torchvision", "timm"):
         with contextlib.suppress(ModuleNotFoundError):

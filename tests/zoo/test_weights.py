@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -62,10 +63,62 @@ def test_what_is_not_there_is_said_with_what_is_and_how_to_train() -> None:
 
 
 def test_every_shipped_card_is_true() -> None:
+    assert {"cifar10-mobilenet_v2", "cifar100-mobilenet_v2"} <= zoo.shipped().keys()
     for stem, card in zoo.shipped().items():
         dataset, arch = stem.split("-")
         assert zoo.slug(card["arch"]) == arch
-        assert zoo.load(card["arch"], dataset).head.out_features == zoo.CLASSES[dataset]  # type: ignore[union-attr]
+        model = zoo.load(card["arch"], dataset)
+        assert model.head.out_features == zoo.CLASSES[dataset]  # type: ignore[union-attr]
+        told = preprocessing_of(f"davis.zoo:{dataset}_{arch}", model).to_dict()
+        assert json.loads(json.dumps(told)) == card["preprocessing"]
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of what ships."""
+    copied = shutil.copytree(weights._folder(), tmp_path / "trained")
+    monkeypatch.setattr(weights, "_folder", lambda: copied)
+    return copied
+
+
+@pytest.mark.parametrize("content", [b"{", b"\xff\xfe\x00", b"[]", b'{"arch": "mobilenet_v2"}'])
+def test_one_damaged_card_harms_no_other_network(package: Path, content: bytes) -> None:
+    (package / "cifar100-mobilenet_v2.json").write_bytes(content)
+    zoo.load("mobilenet_v2", "cifar10")
+    for call in (zoo.shipped, lambda: zoo.load("mobilenet_v2", "cifar100")):
+        with pytest.raises(ValueError, match=r"cifar100-mobilenet_v2\.json is .*; install davis again") as error:
+            call()
+        assert "\n" not in str(error.value)
+
+
+def test_a_network_under_the_name_of_another(package: Path) -> None:
+    for kind in ("json", "safetensors"):
+        shutil.copy(package / f"cifar100-mobilenet_v2.{kind}", package / f"cifar10-mobilenet_v2.{kind}")
+    with pytest.raises(ValueError, match=r"cifar10-mobilenet_v2\.json is the card of another network; install davis"):
+        zoo.load("mobilenet_v2", "cifar10")
+
+
+def test_weights_of_the_package_that_are_gone_or_changed(package: Path) -> None:
+    file = package / "cifar10-mobilenet_v2.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(ValueError, match="its sha256 differs; install davis again"):
+        zoo.load("mobilenet_v2", "cifar10")
+    file.unlink()
+    with pytest.raises(FileNotFoundError, match=r"is missing, which .* describes; install davis again"):
+        zoo.load("mobilenet_v2", "cifar10")
+
+
+def test_heads_are_named() -> None:
+    with pytest.raises(FileNotFoundError, match=r"no weights of 'mobilenet_v2' with head godin .* --head godin`"):
+        zoo.load("mobilenet_v2", "cifar10", head="godin")
+    with pytest.raises(ValueError, match="unknown head 'foo'; known: linear, godin"):
+        zoo.load("mobilenet_v2", "cifar10", head="foo")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["cifar10_mobilenet_v2", "cifar10-mobilenet_v2"])
+def test_the_name_without_its_module_is_understood(name: str) -> None:
+    with pytest.raises(ValueError, match=f"unknown model '{name}'; did you mean 'davis.zoo:cifar10_mobilenet_v2'"):
+        load_model(name)
 
 
 @pytest.mark.slow

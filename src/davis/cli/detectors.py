@@ -185,8 +185,9 @@ def fit(
 
     from davis.artifact import check_place, save
     from davis.calibrate import calibrate
-    from davis.data import Images, Preprocessing, image_files, shuffled, split
+    from davis.data import Images, image_files, shuffled, split
     from davis.detector import Detector
+    from davis.models import knows_preprocessing
     from davis.spec import parse
     from davis.statistics import CAPACITY
 
@@ -233,8 +234,10 @@ def fit(
         note(f"replaced the detector that was in {out}: {before}")
     if holdout is None:
         note("the threshold rests on a part of --data; if the network was trained on these, --holdout must name others")
-    if ":" in model and not model.startswith(("hf:", "timm:")) and preprocessing == Preprocessing():
-        note("images were prepared as for ImageNet (224 px, its mean and std); --size, --mean and --std say otherwise")
+    if None in (size, means, stds) and not knows_preprocessing(model, backbone.model):
+        note(
+            "images were prepared as for ImageNet (224 px, its mean and std) where --size, --mean or --std is not given"
+        )
     summary = {
         "folder": str(out),
         "spec": detector.spec,

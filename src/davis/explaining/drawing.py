@@ -22,7 +22,7 @@ LEGEND = (
     "glow as much as an accepted one."
 )
 FADED = "Colours are faded as far as a map does not account for the score."
-RINGS = "Rings: the maxima of the channels through which the pooling changes the score most, the strongest first."
+RINGS = "Rings: the peaks of the channels through which the pooling changes the score most, the strongest first."
 
 
 def enlarged(picture: Array) -> Image.Image:

@@ -29,7 +29,7 @@ class Channel:
     moved: float  # what it adds to the score when the detector's pooling takes the mean's place
     mean: float
     pooled: float  # what the detector's pooling made of it
-    x: int  # where its maximum (its minimum where a signed pooling went down) sits, in pixels; the first of several
+    x: int  # where it peaks, in pixels: its maximum, or its minimum where a signed pooling goes down; the first one
     y: int
 
 
@@ -130,7 +130,7 @@ class Explanation:
         return marked.reshape(self.heat.shape)
 
     def draw(self, *, channels: int = 5) -> Image.Image:
-        """The picture under its heat map, numbers where the strongest channels have their maxima.
+        """The picture under its heat map, numbers where the strongest channels peak.
 
         A map that accounts for little of the score is drawn that much fainter.
         """

