@@ -63,6 +63,12 @@ def test_networks_with_layer_norm_are_not_shaped() -> None:
     assert "normalises by layer" in found.why
 
 
+@pytest.mark.parametrize(("model", "below_zero"), [(LayerNet(), True), (models.small_net(), False)])
+def test_signed_pools_are_tried_where_channels_go_below_zero(model: nn.Module, below_zero: bool) -> None:
+    rows = davis.recommend(model.eval(), [pictures(60, 1)], preprocessing=PLAIN).tuning.rows
+    assert any("signed=true" in row.spec for row in rows) == below_zero
+
+
 def test_bad_input() -> None:
     with pytest.raises(ValueError, match="between 0 and 1, got 1"):
         davis.recommend(models.small_net(), [pictures(5, 1)], preprocessing=PLAIN, share=1)

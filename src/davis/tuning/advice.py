@@ -29,6 +29,8 @@ SHAPED = (
 )
 PLAIN = (f"{{mean, {_POOLS}}} + energy",)
 NEIGHBOURS = ("{mean, max, davis(gamma={1, 2})} + knn(k={10, 50})",)
+SIGNED = ("{max(signed=true), davis(gamma={1, 3}, signed=true)} + energy",)
+"""Tried beside the others where channels have negative means (benchmarks/signed_maps.md)."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +70,8 @@ def recommend(
     if not 0 < share < 1:
         raise ValueError(f"the share to hold out must lie between 0 and 1, got {share}")
     backbone = Backbone.wrap(model)
-    specs = candidates(backbone.model)
-    reads = frozenset[str]().union(*(branch.reads for spec in specs for branch in language.parse(spec)))
+    specs, signed = candidates(backbone.model), expand(SIGNED)
+    reads = frozenset[str]().union(*(branch.reads for spec in (*specs, *signed) for branch in language.parse(spec)))
     seen = observe(
         backbone,
         id_batches,
@@ -81,6 +83,8 @@ def recommend(
     )
     if not seen.rest or not seen.clean:
         raise ValueError(f"too few images to hold out a share of {share} and fit on the rest; give more")
+    if any((activations.mean < 0).any() for activations, _ in seen.rest):
+        specs += signed
     tuning = tune_from_activations(
         backbone,
         fitted=seen.rest,
