@@ -36,16 +36,16 @@ own predictions stay those of `mean`. The option was thought of after the first 
 figures there are no test on unseen data; gamma is the paper's, not chosen here.
 Written by `benchmarks/signed_maps.py`.
 
-- **Tanh.** `max` and `davis` are worse than chance or near it; signed they keep the last layer's accuracy, and with
-  energy or ReAct tell far images apart better than the mean (37 against 49). Near images, SCALE and DICE gain little or
-  lose, and the mean is best with KNN. No row comes near those of the other activations.
+- **Tanh.** `max` and `davis` fail (far FPR95 84 to 97, but for KNN); signed they keep the last layer's accuracy, and
+  with energy or ReAct tell far images apart better than the mean (37 against 49). Near images, SCALE and DICE gain
+  little or lose, and the mean is best with KNN. No row comes near those of the other activations.
 - **SiLU and GELU.** With energy and ReAct the signed pools are mostly a little better than the plain ones, far and
   near, and cost less accuracy; with DICE they are about as good, with SCALE and with KNN on far sets worse.
 - `davis.recommend` tries them behind energy where channels have negative means. From 2,000 test images it chose
   `davis(signed=true) + energy` for Tanh on CIFAR-10 (FPR95 on other images, far and near: 37.4 and 52.8; without them
-  `mean + energy`, 45.0 and 51.4), `davis(gamma=3, signed=true) + energy` for SiLU (22.1 and 41.1; without them a fusion,
-  20.6 and 43.5), `max(signed=true) + energy` for SiLU on CIFAR-100 (44.7 and 74.2; `max + energy`, 46.0 and 75.6). Near
-  is `tiny_imagenet` there, 1,000 images a set."""
+  `mean + energy`, 45.0 and 51.4), `davis(gamma=3, signed=true) + energy` for SiLU (22.1 and 41.1; without them a
+  fusion, 20.6 and 43.5), `max(signed=true) + energy` for SiLU on CIFAR-100 (44.7 and 74.2; `max + energy`, 46.0 and
+  75.6). Near is `tiny_imagenet` there, 1,000 images a set."""
 
 
 def main() -> None:
