@@ -30,14 +30,14 @@ def test_only_what_is_asked_for() -> None:
     assert activations.logits is logits
     assert activations.positions.tolist() == [20, 20]
     assert activations.max is not None
-    for name in ("std", "median", "median_mean", "entropy", "entropy_paper"):
+    for name in ("std", "median", "median_mean", "entropy", "entropy_paper", "min"):
         assert getattr(activations, name) is None
     assert summarise(maps_of(2, 3, 4, 5), logits, {"mean"}).max is None
 
 
 def test_unknown_statistic() -> None:
-    with pytest.raises(ValueError, match="unknown statistic 'min'; known: mean, std, max"):
-        summarise(maps_of(1, 1, 1, 1), torch.zeros(1, 2), {"min"})
+    with pytest.raises(ValueError, match="unknown statistic 'range'; known: mean, std, max"):
+        summarise(maps_of(1, 1, 1, 1), torch.zeros(1, 2), {"range"})
 
 
 @pytest.mark.parametrize("shape", [(2, 3), (0, 3, 2, 2), (2, 3, 0, 0), (3,)])
