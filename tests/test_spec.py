@@ -77,7 +77,7 @@ def test_values_have_their_python_types() -> None:
     )
     odin, davis, scale, _, knn = branch.stages
     assert odin.settings() == {"eps": 0.0014, "t": 1000, "second_pass": "same", "input_std": (1, 0.5)}
-    assert davis.settings() == {"gamma": 2, "ddof": 1}
+    assert davis.settings() == {"gamma": 2, "ddof": 1, "signed": False}
     assert scale.settings() == {"p": 7.5, "rule": "quantile_higher", "rectify": False}
     assert knn.settings() == {"k": 50, "normalize": True, "reduction": "kth", "squared": True}
 
@@ -182,7 +182,7 @@ def test_junk_is_a_value_error_or_a_spec(text: str) -> None:
             "energy(multipl=true)",
             "unknown setting 'multipl' of energy in 'energy(multipl=true)'; did you mean 'multiply'?",
         ),
-        ("max(gamma=3) + energy", "unknown setting 'gamma' of max in 'max(gamma=3) + energy'; max takes none"),
+        ("mean(gamma=3) + energy", "unknown setting 'gamma' of mean in 'mean(gamma=3) + energy'; mean takes none"),
         ("energy(t=hot)", "energy(t=hot): t must be a number, in 'energy(t=hot)'"),
         ("energy(t=true)", "energy(t=true): t must be a number, in "),
         ("energy(t=none)", "energy(t=none): t must be a number, in "),
@@ -308,8 +308,8 @@ def test_every_stage_is_in_the_language(name: str) -> None:
 LANGUAGE = """
 odin(eps=0.0014, t=1000, second_pass=same, input_std=none)
 mean
-max
-davis(gamma=1, ddof=1)
+max(signed=false)
+davis(gamma=1, ddof=1, signed=false)
 unified(gamma=1, ddof=1)
 median(ties=lower)
 entropy(variant=official)

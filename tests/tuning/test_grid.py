@@ -105,3 +105,8 @@ class TestEdges:
 
     def test_one_value_is_no_edge(self) -> None:
         assert edges_of("davis(gamma=9) + energy", self.GRID) == []
+
+    def test_detectors_that_differ_in_words_are_not_compared(self) -> None:
+        grid = expand("davis(gamma={1, 3, 9}) + energy; davis(gamma={2, 3}, signed=true) + energy")
+        assert edges_of("davis(gamma=2, signed=true) + energy", grid) == [Edge("davis.gamma", 2, (2, 3))]
+        assert edges_of("davis(gamma=3) + energy", grid) == []

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import islice, product
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 from davis import spec as language
-from davis.stages import Linear
+from davis.stages import Linear, Stage
+from davis.stages.base import write
 
 _MOST = 2000
 _POOLS = "{mean, max, davis(gamma={0.5, 1, 1.5, 2, 3, 4})}"
@@ -129,7 +130,7 @@ def _short(text: str) -> str:
 class Place(NamedTuple):
     """Where a candidate stands among others: what it is made of, and the numbers it is made with."""
 
-    family: str  # the names of its stages, 'davis + dice + energy'
+    family: str  # its stages without their numbers, 'davis(signed=true) + dice + energy'
     settings: dict[str, float]  # 'davis.gamma' -> 3
 
 
@@ -150,20 +151,35 @@ class Edge(NamedTuple):
 def place_of(spec: str) -> Place:
     """The family and the numeric settings of a spec, defaults included.
 
-    >>> place_of("davis + dice(p=50) + energy")
-    Place(family='davis + dice + energy', settings={'davis.gamma': 1, 'davis.ddof': 1, 'dice.p': 50, 'energy.t': 1})
+    >>> place_of("davis(signed=true) + dice(p=50) + energy").family
+    'davis(signed=true) + dice + energy'
+    >>> place_of("davis + dice(p=50) + energy").settings
+    {'davis.gamma': 1, 'davis.ddof': 1, 'dice.p': 50, 'energy.t': 1}
     """
     branches = language.parse(spec)
     names, settings = [], {}
     for number, branch in enumerate(branches, 1):
         stages = [stage for stage in branch.stages if not isinstance(stage, Linear)]
-        names.append(" + ".join(stage.name for stage in stages))
+        names.append(" + ".join(_without_numbers(stage) for stage in stages))
         prefix = f"{number}." if len(branches) > 1 else ""
         for stage in stages:
             for key, value in stage.settings().items():
-                if isinstance(value, int | float) and not isinstance(value, bool):
+                if _is_number(value):
                     settings[f"{prefix}{stage.name}.{key}"] = value
     return Place(" | ".join(names), settings)
+
+
+def _without_numbers(stage: Stage) -> str:
+    """A stage as in a spec, of whose settings only the words and the true and false are left."""
+    defaults = {name: parameter.default for name, parameter in stage.parameters_of().items()}
+    words = {key: value for key, value in stage.settings().items() if not _is_number(value) and value != defaults[key]}
+    return (
+        f"{stage.name}({', '.join(f'{key}={write(value)}' for key, value in words.items())})" if words else stage.name
+    )
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def edges_of(spec: str, specs: Iterable[str]) -> list[Edge]:
