@@ -1,26 +1,37 @@
 """Pools that go where a channel's mean points, on networks whose last map has negative values.
 
 python benchmarks/signed_maps.py run WORK DATA OUT      WORK/NAME/weights.safetensors: what `davis train` leaves
+python benchmarks/signed_maps.py recommend WORK DATA OUT     what `davis.recommend` chooses with these pools and without
 python benchmarks/signed_maps.py page OUT > benchmarks/signed_maps.md
 """
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 from reproduction import TITLES, average
 from sitting.machine import told
+from torch import Tensor
 
+import davis
+from davis import metrics
 from davis.bench import describe
 from davis.bench.results import Results, load
 from davis.bench.run import run
+from davis.catalog import PREPROCESSING, open_dataset
+from davis.models import load_model
+from davis.tuning import advice
 
 POOLS = ("mean", "max", "max(signed=true)", "davis(gamma=3)", "davis(gamma=3, signed=true)")
 REST = ("energy", "dice + energy", "react(p=95) + energy", "scale + energy", "knn")
 ACTIVATIONS = ("silu", "gelu", "tanh")
+FAR = ("svhn_cropped", "dtd10", "miniplaces", "lsuncats_crop")
+IMAGES = 2000  # of the test set to choose on, and as many others to judge by; half as many of each OOD set
 NAMES = tuple(f"{dataset}-resnet18_{act}" for act in reversed(ACTIVATIONS) for dataset in ("cifar10", "cifar100"))
 
 HEAD = """# Pools for maps with negative values
@@ -41,11 +52,7 @@ Written by `benchmarks/signed_maps.py`.
   little or lose, and the mean is best with KNN. No row comes near those of the other activations.
 - **SiLU and GELU.** With energy and ReAct the signed pools are mostly a little better than the plain ones, far and
   near, and cost less accuracy; with DICE they are about as good, with SCALE and with KNN on far sets worse.
-- `davis.recommend` tries them behind energy where channels have negative means. From 2,000 test images it chose
-  `davis(signed=true) + energy` for Tanh on CIFAR-10 (FPR95 on other images, far and near: 37.4 and 52.8; without them
-  `mean + energy`, 45.0 and 51.4), `davis(gamma=3, signed=true) + energy` for SiLU (22.1 and 41.1; without them a
-  fusion, 20.6 and 43.5), `max(signed=true) + energy` for SiLU on CIFAR-100 (44.7 and 74.2; `max + energy`, 46.0 and
-  75.6). Near is `tiny_imagenet` there, 1,000 images a set."""
+- `davis.recommend` tries them behind energy where channels have negative means: the table below."""
 
 
 def main() -> None:
@@ -56,6 +63,12 @@ def main() -> None:
         for name in NAMES:
             if (work / name / "weights.safetensors").is_file() and not (out / name / "results.json").is_file():
                 study(name, work / name / "weights.safetensors", data, out)
+    elif verb == "recommend":
+        work, data, out = (Path(place).resolve() for place in places)
+        for name in NAMES:
+            if (work / name / "weights.safetensors").is_file() and not (out / name / "recommended.json").is_file():
+                found = recommended(name, work / name / "weights.safetensors", data)
+                (out / name / "recommended.json").write_text(json.dumps(found, indent=1))
     else:
         print("\n".join(page(Path(places[0]))))
 
@@ -70,9 +83,43 @@ def study(name: str, weights: Path, data: Path, out: Path) -> None:
     shutil.rmtree(out / "cache")
 
 
+def recommended(name: str, weights: Path, data: Path) -> dict[str, dict[str, object]]:
+    """The choices with the signed candidates and without, judged on images that had no part in them."""
+    model = load_model(f"davis.zoo:{name.replace('-', '_')}", weights=str(weights))
+    test = f"{name.partition('-')[0]}_test"
+
+    def batches(source: str, start: int, count: int) -> list[Tensor]:
+        images = open_dataset(source, PREPROCESSING["cifar10"], data)
+        return [next(images.batches(at, 250))[0] for at in range(start, start + count, 250)]
+
+    chosen_on, held = batches(test, 0, IMAGES), batches(test, IMAGES, IMAGES)
+    unknown = {source: batches(source, 0, IMAGES // 2) for source in (*FAR, "tiny_imagenet")}
+    found: dict[str, dict[str, object]] = {}
+    signed = advice.SIGNED
+    for kind, candidates in (("signed", signed), ("plain", ("energy",))):
+        advice.SIGNED = candidates
+        choice = davis.recommend(model, chosen_on, preprocessing=PREPROCESSING["cifar10"]).spec
+        detector = davis.Detector(model, choice).fit(chosen_on)
+        known = scores(detector, held)
+        rates = {
+            source: 100 * metrics.fpr_at_tpr(known, scores(detector, images)) for source, images in unknown.items()
+        }
+        far = float(np.mean([rates[source] for source in FAR]))
+        found[kind] = {"spec": choice, "far": far, "near": rates["tiny_imagenet"]}
+        print(name, kind, found[kind], flush=True)
+    advice.SIGNED = signed
+    return found
+
+
+def scores(detector: davis.Detector, images: list[Tensor]) -> np.ndarray:
+    """Of all batches."""
+    return np.concatenate([detector.score_images(batch).numpy() for batch in images])
+
+
 def page(out: Path) -> Iterator[str]:
     """A table for each network."""
     yield HEAD
+    yield from choices(out)
     for dataset in ("cifar10", "cifar100"):
         for act in ACTIVATIONS:
             if (out / f"{dataset}-resnet18_{act}" / "results.json").is_file():
@@ -80,6 +127,23 @@ def page(out: Path) -> Iterator[str]:
                 yield from table(load(out / f"{dataset}-resnet18_{act}"))
             else:
                 yield f"\n{act} on {TITLES[dataset]} is not trained yet."
+
+
+def choices(out: Path) -> Iterator[str]:
+    """What is recommended for each network."""
+    yield "\n## What is recommended\n"
+    yield f"`davis.recommend` on {IMAGES} test images, with signed candidates and without; FPR95 on {IMAGES} other test"
+    yield f"images, far and against `tiny_imagenet` (near), {IMAGES // 2} images of each set.\n"
+    yield "| network | with | far | near | without | far | near |"
+    yield "|---|---|---|---|---|---|---|"
+    for name in NAMES:
+        if (out / name / "recommended.json").is_file():
+            found = json.loads((out / name / "recommended.json").read_text())
+            cells = (
+                f"`{each['spec']}`".replace("|", "\\|") + f" | {each['far']:.1f} | {each['near']:.1f}"
+                for each in (found["signed"], found["plain"])
+            )
+            yield f"| {name} | {' | '.join(cells)} |"
 
 
 def table(found: Results) -> Iterator[str]:

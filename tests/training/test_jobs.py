@@ -167,7 +167,12 @@ def test_who_is_asked_to_end_ends_the_trainings(place: Path, tmp_path: Path, nam
     text = f'[[train]]\narch = "{TINY}"\ndataset = "{place}"\nepochs = 100000\nbatch = 20\n'
     file = written(tmp_path, text + text + "seed = 1\n")
     words = [sys.executable, "-m", "davis.training", "--jobs", file, "--out", tmp_path / "out", "--device", "cpu"]
-    parent = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+    asked = getattr(signal, name)
+
+    def heed() -> None:  # under nohup these tests, and what they begin, would not be asked
+        signal.signal(asked, signal.SIG_DFL)
+
+    parent = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, preexec_fn=heed)
     try:
         assert parent.stderr is not None
         for _ in range(2):
@@ -177,7 +182,7 @@ def test_who_is_asked_to_end_ends_the_trainings(place: Path, tmp_path: Path, nam
             pytest.skip("no /proc that says whose children processes are")
         pids = children.read_text().split()
         assert len(pids) == 2
-        parent.send_signal(getattr(signal, name))
+        parent.send_signal(asked)
         assert parent.wait(30) == 130
         until = time.monotonic() + 30
         while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < until:

@@ -50,7 +50,7 @@ def load_trained(folder: str | Path) -> nn.Module:
     folder = Path(folder)
     if not (folder / CARD).is_file():
         raise FileNotFoundError(f"{folder} holds no finished training: {CARD} is missing; run davis train to its end")
-    return _open(folder / CARD, read_card(folder / CARD), folder / WEIGHTS, _ANEW)
+    return _open(folder / CARD, read_card(folder / CARD), folder / WEIGHTS)
 
 
 def read_card(
@@ -69,10 +69,9 @@ def read_card(
     return card
 
 
-def check_weights(card_file: Path, card: Mapping[str, Any], weights: Path, *, advice: str = _ANEW) -> None:
+def check_weights(card_file: Path, card: Mapping[str, Any], weights: Path, *, advice: str = "") -> None:
     """Refuse a card whose weights are gone, or are others."""
-    if advice == _ANEW:
-        advice = f"put the right one back, or remove {card_file} and train anew"
+    advice = advice or f"put the right one back, or remove {card_file} and train anew"
     if not weights.is_file():
         raise FileNotFoundError(f"{weights} is missing, which {card_file.name} describes; {advice}")
     if sha256_of(weights) != card["sha256"]:
@@ -93,13 +92,13 @@ def sha256_of(file: Path) -> str:
     return digest.hexdigest()
 
 
-def _open(card_file: Path, card: Mapping[str, Any], weights: Path, advice: str) -> nn.Module:
+def _open(card_file: Path, card: Mapping[str, Any], weights: Path, advice: str = "") -> nn.Module:
     check_weights(card_file, card, weights, advice=advice)
     try:
         model = build(str(card["arch"]), classes=int(card["classes"]), head=card["head"])
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{card_file} is damaged ({error}); {advice}") from None
-    theirs = f"the card {card_file.name} is not theirs: put the right one back, or {advice}"
+        raise ValueError(f"{card_file} is damaged ({error}); {advice or _ANEW}") from None
+    theirs = f"the card {card_file.name} is not theirs: {advice or f'put the right one back, or {_ANEW}'}"
     tensors = read_state_dict(weights, theirs)
     check_fit(tensors, model, weights, card["arch"], theirs)
     model.load_state_dict(tensors)
