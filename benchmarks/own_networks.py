@@ -47,7 +47,7 @@ tables are trained anew by its recipe ([training.md](training.md)), and every ro
 are not the paper's: `svhn` is cropped from full frames, `dtd10` is not Textures, `miniplaces` not Places365,
 `lsuncats_crop` not LSUN ([data.md](data.md)). Written by `benchmarks/own_networks.py`; all figures in percent.
 ResNet-18 / CIFAR-10 was benchmarked on a CPU, the others on an H200; MobileNet-v2 / CIFAR-10 on a CPU too, where 306
-figures differ by 0.42 points of FPR95 and 0.011 of AUROC at most (median of FPR95: 0.04).
+figures differ by 0.42 points of FPR95 and 0.011 of AUROC at most (median of FPR95: 0.04; `same_tables.py`).
 
 ## Test accuracy
 
